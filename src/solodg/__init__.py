@@ -1,0 +1,18 @@
+"""SoloDG: train on several domains, then let every single test image write its own classifier."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solodg.predictor import Predictor
+
+__version__ = version("solodg")
+__all__ = ["__version__", "load"]
+
+
+def load(path: str | Path) -> "Predictor":
+    """The selected model of a run folder, ready to predict: `solodg.load(run).predict(image)`."""
+    from solodg.predictor import Predictor  # imports torch: only when it is needed
+
+    return Predictor.load(path)

@@ -1,0 +1,5 @@
+"""`python -m solodg`."""
+
+from solodg.cli import main
+
+main()

@@ -1,0 +1,12 @@
+"""Training-time methods by name. Adding one: a file here, an entry below, a row in the README."""
+
+from solodg.algorithms.base import Algorithm
+from solodg.algorithms.erm import ERM
+from solodg.algorithms.solo import Solo
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "erm": ERM,
+    "solo": Solo,
+}
+
+__all__ = ["ALGORITHMS", "Algorithm"]

@@ -1,0 +1,43 @@
+"""Class centres: what the context images of a domain say about its classes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Centres(NamedTuple):
+    """Mean embedding per class; a class without images has a zero row and `present` False."""
+
+    mean: Tensor  # (C, D)
+    present: Tensor  # (C,) bool
+
+
+class CentreSums:
+    """Sums of embeddings per domain and class, added up batch by batch."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.sums: dict[int, Tensor] = {}  # domain -> (C, D)
+        self.counts: dict[int, Tensor] = {}  # domain -> (C,)
+
+    def add(self, z: Tensor, y: Tensor, domain: Tensor) -> "CentreSums":
+        one_hot = torch.nn.functional.one_hot(y, self.num_classes).to(z.dtype)  # (B, C)
+        for d in domain.unique().tolist():
+            mask = (domain == d).to(z.dtype)[:, None] * one_hot  # (B, C)
+            self.sums[d] = mask.T @ z + self.sums.get(d, 0)
+            self.counts[d] = mask.sum(0) + self.counts.get(d, 0)
+        return self
+
+    @property
+    def domains(self) -> list[int]:
+        return sorted(self.sums)
+
+    def over(self, domains: list[int]) -> Centres:
+        """Mean of the domains' centres, each class over the domains that have it."""
+        counts = torch.stack([self.counts[d] for d in domains])  # (domains, C)
+        sums = torch.stack([self.sums[d] for d in domains])  # (domains, C, D)
+        centres = sums / counts.clamp_min(1)[..., None]
+        having = (counts > 0).to(sums.dtype)  # (domains, C)
+        mean = (centres * having[..., None]).sum(0) / having.sum(0).clamp_min(1)[:, None]
+        return Centres(mean, having.sum(0) > 0)

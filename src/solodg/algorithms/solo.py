@@ -1,0 +1,345 @@
+"""Single-sample generalisation: every image writes its own classifier in one forward pass.
+
+Xiao, Zhen, Shao, Snoek, "Learning to Generalize across Domains on Single Test Samples",
+ICLR 2022. With z = phi(x) the embedding, S' and T' the meta-source and meta-target context:
+
+    p(w | T')     meta-prior: `amortiser` on the class centres of T'              (eq. 1)
+    p(w_s | S')   source classifier: `source_prior` on the class centres of S'    (eq. 4)
+    q(w | x, S')  posterior: `amortiser` on [style of x ; w_s], mean over samples (eq. 3, 5)
+    loss          CE under q + prior_weight CE under p + kl_weight KL(q || p)     (eq. 6, 7)
+
+It is computed in an exact form that never makes a tensor of sampled weights; docs/method.md
+derives each step and the tests hold it against the plain form in float64.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from solodg.algorithms.base import Algorithm
+from solodg.algorithms.centres import Centres, CentreSums
+from solodg.algorithms.mean_hidden import mean_hidden
+from solodg.algorithms.writer import GaussianWriter
+from solodg.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
+from solodg.types import Batch, Episode, Features
+
+Posterior = Literal["hierarchical", "concatenation", "invariant"]
+
+
+class Turn(NamedTuple):
+    """One domain shift inside an episode: who is asked, and what is known to whom."""
+
+    queries: Tensor  # (Q,) positions in the merged episode
+    source: Centres  # of S'
+    target: Centres  # of T'
+
+
+class Solo(Algorithm):
+    """The paper's method; its tables' variants are arguments.
+
+    posterior       "hierarchical" (eq. 5), "concatenation" (without eq. 5), "invariant" (eq. 2)
+    meta_learning   False: S' and T' are both all source domains (table 3)
+    turns           "one": the meta-target is the episode's; "all": each domain takes its turn
+                    within the step, all images being queries, for more supervision per image
+    base            "linear": the written mean is a residual, starting at zero, on a learned linear
+                    classifier, without which random weights do not start; "none": as in the paper
+    kl_reduction    "mean" over queries, so that the weight does not depend on the batch size, or
+                    the paper's "sum"; `kl_warmup` updates pass before its weight is full
+    """
+
+    variants: ClassVar[dict[str, dict[str, Any]]] = {
+        "default": {},
+        "invariant": {"posterior": "invariant"},
+        "no-hierarchy": {"posterior": "concatenation"},
+        "no-prior-supervision": {"prior_weight": 0.0},
+        "no-meta-learning": {"meta_learning": False},
+        "literal": {
+            "turns": "one",
+            "base": "none",
+            "source_samples": 10,
+            "pre_scale_start": None,
+            "kl_weight": 1e-5,
+            "kl_reduction": "sum",
+            "kl_warmup": 0,
+        },
+    }
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        num_classes: int,
+        posterior: Posterior = "hierarchical",
+        meta_learning: bool = True,
+        turns: Literal["one", "all"] = "all",
+        base: Literal["linear", "none"] = "linear",
+        hidden: int | None = None,
+        pre_scale_start: float | None = -4.0,
+        source_samples: int = 4,
+        posterior_samples: int = 10,
+        prior_samples: int = 10,
+        test_samples: int = 32,
+        prior_weight: float = 1.0,
+        kl_weight: float = 1e-4,
+        kl_reduction: Literal["mean", "sum"] = "mean",
+        kl_warmup: int = 500,
+    ) -> None:
+        super().__init__(backbone, num_classes=num_classes)
+        dim, style_dim = int(backbone.embedding_dim), int(backbone.style_dim)  # type: ignore[arg-type]
+        hidden = min(dim, 512) if hidden is None else hidden
+        self.posterior, self.meta_learning, self.turns = posterior, meta_learning, turns
+        self.source_samples, self.posterior_samples = source_samples, posterior_samples
+        self.prior_samples = prior_samples
+        self.prior_weight, self.kl_weight = prior_weight, kl_weight
+        self.kl_reduction, self.kl_warmup = kl_reduction, kl_warmup
+
+        residual = base == "linear"
+        self.base = nn.Linear(dim, num_classes, bias=False) if residual else None
+        self.amortiser = GaussianWriter(
+            dim, hidden, zero_start=residual, pre_scale_start=pre_scale_start
+        )
+        if posterior != "invariant":
+            self.style_encoder = nn.Sequential(
+                nn.Linear(style_dim, hidden), nn.ReLU(), nn.Linear(hidden, dim)
+            )
+            self.combine = nn.Linear(2 * dim, hidden)  # on [style code ; class code]
+            self.combined = nn.Linear(hidden, dim)
+        if posterior == "hierarchical":
+            self.source_prior = GaussianWriter(dim, hidden, pre_scale_start=pre_scale_start)
+
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        self.updates: Tensor
+        self._register_source_knowledge(dim, hidden, test_samples)
+
+    # Training
+
+    def losses(self, episode: Episode) -> dict[str, Tensor]:
+        merged = episode.merged
+        features: Features = self.backbone(merged.x)
+        totals: dict[str, Tensor] = {}
+        answered = 0
+        for turn in self._turns(episode, merged, features.embedding):
+            queries = turn.queries
+            known = turn.source.present[merged.y[queries]]
+            if not bool(known.all()):  # S' lacks a class: nothing could be asked about it
+                queries = queries[known]
+            if len(queries) == 0:
+                continue
+            asked = Features(features.embedding[queries], features.style[queries])
+            for name, value in self._turn_losses(asked, merged.y[queries], turn).items():
+                totals[name] = totals.get(name, 0.0) + value * len(queries)
+            answered += len(queries)
+        if answered == 0:
+            raise ValueError("no query of this episode has a class that the meta-source knows")
+        terms = {name: value / answered for name, value in totals.items()}
+        if self.training:
+            self.updates += 1
+        loss = terms["posterior_ce"]
+        if self.prior_weight:
+            loss = loss + self.prior_weight * terms["prior_ce"]
+        if self.kl_weight:
+            weight = self._kl_factor() * (answered if self.kl_reduction == "sum" else 1)
+            loss = loss + weight * terms["kl"]
+        return {"loss": loss} | {name: value.detach() for name, value in terms.items()}
+
+    def _turns(self, episode: Episode, merged: Batch, z: Tensor) -> list[Turn]:
+        everyone = torch.arange(len(merged.y), device=z.device)
+        if not self.meta_learning or self.turns == "all":
+            sums = CentreSums(self.num_classes).add(z, merged.y, merged.domain)
+            if not self.meta_learning:
+                centres = sums.over(sums.domains)
+                return [Turn(everyone, centres, centres)]
+            return [
+                Turn(
+                    everyone[merged.domain == domain],
+                    sums.over([other for other in sums.domains if other != domain]),
+                    sums.over([domain]),
+                )
+                for domain in sums.domains
+            ]
+        start, end = len(episode.source.y), len(merged.y)
+        context_end = end if episode.num_context is None else start + episode.num_context
+        queries = everyone[start:] if context_end == end else everyone[context_end:]
+        source = CentreSums(self.num_classes).add(z[:start], *episode.source[1:])
+        context = slice(start, context_end)
+        target = CentreSums(self.num_classes)
+        target.add(z[context], merged.y[context], merged.domain[context])
+        return [Turn(queries, source.over(source.domains), target.over(target.domains))]
+
+    def _turn_losses(self, asked: Features, y: Tensor, turn: Turn) -> dict[str, Tensor]:
+        z = asked.embedding
+        base = 0.0 if self.base is None else self.base(z)  # (B, C)
+        prior_hidden = self.amortiser.hidden(turn.target.mean)  # (C, H)
+        prior = Gaussian(self.amortiser.mean(prior_hidden), self.amortiser.scale(prior_hidden))
+        if self.posterior == "invariant":
+            posterior: Gaussian = self.amortiser(turn.source.mean)  # (C, D), the same for all
+            moments = shared_logits(posterior, z)
+        else:
+            hidden = self._hidden(asked.style, self._class_codes(turn.source.mean))  # (B, C, H)
+            scale = self.amortiser.scale(hidden)  # (B, C, D)
+            moments = LogitMoments(self._mean_logits(hidden, z), _logit_scale(scale, z))
+            mean = self.amortiser.mean(hidden) if self.kl_weight else scale  # read by the KL alone
+            posterior = Gaussian(mean, scale)
+        terms = {
+            "posterior_ce": _sampled_cross_entropy(
+                moments, base, self.posterior_samples, y, turn.source.present
+            )
+        }
+        if self.prior_weight:
+            terms["prior_ce"] = _sampled_cross_entropy(
+                shared_logits(prior, z), base, self.prior_samples, y, turn.target.present
+            )
+        if self.kl_weight:
+            both = (turn.source.present & turn.target.present).to(z.dtype)  # (C,)
+            terms["kl"] = (kl(posterior, prior) * both).sum(-1).mean()
+        return terms
+
+    def _kl_factor(self) -> float | Tensor:
+        if not self.kl_warmup:
+            return self.kl_weight
+        return self.kl_weight * (self.updates / self.kl_warmup).clamp(max=1.0)
+
+    # The posterior, in its exact fast form
+
+    def _class_codes(self, source_centres: Tensor) -> Tensor:
+        """(C, D) centres -> (L, C, D): samples of w_s, or the centres without the hierarchy."""
+        if self.posterior == "concatenation":
+            return source_centres[None]
+        written: Gaussian = self.source_prior(source_centres)
+        return written.sample(self.source_samples)
+
+    def _hidden(self, style: Tensor, class_codes: Tensor) -> Tensor:
+        """The amortiser's hidden layer, mean over class codes: (B, S), (L, C, D) -> (B, C, H).
+
+        The layer on a concatenation splits into a part per image and a part per class and sample;
+        two linear layers in a row are one matrix; the mean over L goes before the linear heads.
+        """
+        weight, bias = self._merged_layer()
+        return mean_hidden(self._image_part(style), self._class_part(class_codes), weight, bias)
+
+    def _image_part(self, style: Tensor) -> Tensor:
+        code = self.style_encoder(style)  # (B, D)
+        return F.linear(code, self.combine.weight[:, : code.shape[1]])
+
+    def _class_part(self, class_codes: Tensor) -> Tensor:
+        dim = class_codes.shape[-1]
+        return F.linear(class_codes, self.combine.weight[:, dim:], self.combine.bias)
+
+    def _merged_layer(self) -> tuple[Tensor, Tensor]:
+        """`combined`, then the amortiser's first layer, as one layer: (H, H) and (H,)."""
+        first = self.amortiser.first
+        return first.weight @ self.combined.weight, first(self.combined.bias)
+
+    def _mean_logits(self, hidden: Tensor, z: Tensor) -> Tensor:
+        """m.z for m = A h + a without making m: (B, C, H), (B, D) -> (B, C)."""
+        head = self.amortiser.mean
+        projected = z @ head.weight  # (B, H)
+        return torch.einsum("bch,bh->bc", hidden, projected) + (z @ head.bias)[:, None]
+
+    # Prediction: everything that depends on the sources alone is a buffer
+
+    def _register_source_knowledge(self, dim: int, hidden: int, samples: int) -> None:
+        classes = self.num_classes
+        self.register_buffer("source_centres", torch.full((classes, dim), math.nan))
+        self.register_buffer("absent", torch.zeros(classes, dtype=torch.bool))
+        if self.posterior == "invariant":
+            self.register_buffer("written_mean", torch.zeros(classes, dim))
+            self.register_buffer("written_scale", torch.zeros(classes, dim))
+        else:
+            self.register_buffer("class_part", torch.zeros(classes, hidden))
+            self.register_buffer("merged_weight", torch.zeros(hidden, hidden))
+            self.register_buffer("merged_bias", torch.zeros(hidden))
+        # The same noise for every image keeps a prediction independent of its batch; in pairs
+        # of opposite sign, it does not shift the mean.
+        half = torch.randn(samples // 2, classes, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("test_noise", torch.cat([half, -half]))
+        self.source_centres: Tensor
+        self.absent: Tensor
+        self.written_mean: Tensor
+        self.written_scale: Tensor
+        self.class_part: Tensor
+        self.merged_weight: Tensor
+        self.merged_bias: Tensor
+        self.test_noise: Tensor
+
+    @torch.no_grad()
+    def finalize(self, source: Iterable[Batch]) -> None:
+        """Centres of all source domains, and what the generators make of them."""
+        sums = CentreSums(self.num_classes)
+        for batch in source:
+            sums.add(self.backbone(batch.x).embedding, batch.y, batch.domain)
+        centres = sums.over(sums.domains)
+        self.source_centres.copy_(centres.mean)
+        self.absent.copy_(~centres.present)
+        if self.posterior == "invariant":
+            written: Gaussian = self.amortiser(centres.mean)
+            self.written_mean.copy_(written.mean)
+            self.written_scale.copy_(written.scale)
+            return
+        hierarchical = self.posterior == "hierarchical"
+        codes = self.source_prior(centres.mean).mean if hierarchical else centres.mean
+        self.class_part.copy_(self._class_part(codes))
+        weight, bias = self._merged_layer()
+        self.merged_weight.copy_(weight)
+        self.merged_bias.copy_(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the posterior's mean classifier."""
+        features: Features = self.backbone(x)
+        z = features.embedding
+        if self.posterior == "invariant":
+            logits = z @ self.written_mean.T
+        else:
+            logits = self._mean_logits(self._test_hidden(features.style), z)
+        return self._finish(logits, z)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Softmax averaged over classifiers sampled from the posterior."""
+        features: Features = self.backbone(x)
+        z = features.embedding
+        if self.posterior == "invariant":
+            moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
+        else:
+            hidden = self._test_hidden(features.style)
+            scale = _logit_scale(self.amortiser.scale(hidden), z)
+            moments = LogitMoments(self._mean_logits(hidden, z), scale)
+        moments = LogitMoments(self._finish(moments.mean, z), moments.scale)
+        return moments.sample_with(self.test_noise).softmax(-1).mean(1)
+
+    def classifiers(self, x: Tensor) -> Gaussian:
+        """The classifier written for each image: mean and scale, (B, C, D)."""
+        features: Features = self.backbone(x)
+        if self.posterior == "invariant":
+            shape = (len(x), *self.written_mean.shape)
+            mean, scale = self.written_mean.expand(shape), self.written_scale.expand(shape)
+        else:
+            hidden = self._test_hidden(features.style)
+            mean, scale = self.amortiser.mean(hidden), self.amortiser.scale(hidden)
+        return Gaussian(mean if self.base is None else mean + self.base.weight, scale)
+
+    def _test_hidden(self, style: Tensor) -> Tensor:
+        combined = (self._image_part(style)[:, None] + self.class_part).relu_()  # (B, C, H)
+        return F.linear(combined, self.merged_weight, self.merged_bias).relu_()
+
+    def _finish(self, logits: Tensor, z: Tensor) -> Tensor:
+        if self.base is not None:
+            logits = logits + self.base(z)
+        return logits.masked_fill(self.absent, -math.inf)
+
+
+def _logit_scale(scale: Tensor, z: Tensor) -> Tensor:
+    """Standard deviation of w.z for a classifier per image: (B, C, D), (B, D) -> (B, C)."""
+    return safe_sqrt(torch.einsum("bcd,bd->bc", scale.square(), z.square()))
+
+
+def _sampled_cross_entropy(
+    moments: LogitMoments, base: Tensor | float, samples: int, y: Tensor, present: Tensor
+) -> Tensor:
+    """Mean cross-entropy over sampled logits; classes that the context lacks are left out."""
+    logits = LogitMoments(moments.mean + base, moments.scale).sample(samples)  # (B, M, C)
+    logits = logits.masked_fill(~present, -math.inf)
+    return F.cross_entropy(logits.flatten(0, 1), y.repeat_interleave(samples))

@@ -1,0 +1,201 @@
+"""The pieces that a configuration names, put together: data, backbone, algorithm, devices."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from solodg.algorithms import ALGORITHMS, Algorithm
+from solodg.backbones import Backbone, ReadyFeatures, build_backbone
+from solodg.checkpoint import ModelInfo
+from solodg.config import Machine, RunConfig, algorithm_arguments
+from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
+from solodg.data.images import ImageFiles, MemoryBudget
+from solodg.data.pseudo_domains import cluster_domains, random_domains
+from solodg.data.transforms import to_unit
+from solodg.errors import UserError
+from solodg.features import FeatureStore, default_cache_dir
+from solodg.progress import Progress
+from solodg.seeding import derive
+from solodg.training import Schedule
+from solodg.types import Batch
+
+_EVAL_BATCH = 128
+
+Say = Callable[[str], None]
+
+
+def load_source(
+    config: RunConfig, machine: Machine, progress: Progress, say: Say = lambda text: None
+) -> SourceData:
+    """The source domains of a run, every image of them readable."""
+    dataset = load_dataset(config, machine)
+    source = dataset.leave_out(config.targets, seed=config.seed, val_fraction=config.val_fraction)
+    if len(source.domain_names) < 2 and not config.pseudo_domains:
+        raise UserError(
+            f"training needs at least two source domains, and without the target(s) "
+            f"{', '.join(config.targets)} there is only {source.domain_names[0]!r}. "
+            "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
+        )
+    source = source.mapped(lambda part: readable(part, config, progress, say))
+    if len(source.val) == 0:
+        raise UserError(
+            "no validation images: every class of every domain has a single image. Add images, "
+            "or mark some with split val in a CSV manifest."
+        )
+    return source
+
+
+def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
+    spec = dataset_spec(config.dataset)
+    return spec.load(
+        Loading(
+            data_dir=machine.data_dir,
+            image_size=config.image_size or spec.image_size,
+            channels=config.channels or spec.channels,
+            seed=config.seed,
+            train_images=config.train_images,
+            download=machine.download,
+            budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
+        )
+    )
+
+
+def readable(
+    part: LabelledImages, config: RunConfig, progress: Progress, say: Say
+) -> LabelledImages:
+    """Decode every image once; a bad one ends the run, or is left out if the user said so."""
+    if not isinstance(part.images, ImageFiles) or len(part) == 0:
+        return part
+    with progress.bar("Reading images", len(part)) as advance:
+        bad = part.images.bad_images(lambda count: advance(count))
+    if not bad:
+        return part
+    first = bad[min(bad)]
+    if not config.skip_bad_images:
+        more = f" ({len(bad) - 1} more like it)" if len(bad) > 1 else ""
+        raise UserError(f"{first}{more}. Mend or remove it, or train with --skip-bad-images.")
+    say(f"Skipped {len(bad)} unreadable image(s), the first: {first.name}")
+    return part.subset(np.setdiff1d(np.arange(len(part)), list(bad)))
+
+
+def inputs(part: LabelledImages) -> Iterator[Batch]:
+    """Batches as a model takes them, plainly transformed."""
+    for batch in part.batches(_EVAL_BATCH):
+        yield batch._replace(x=to_unit(batch.x))
+
+
+def make_backbone(config: RunConfig) -> Backbone:
+    assert config.image_size is not None
+    assert config.channels is not None
+    backbone = build_backbone(
+        config.backbone,
+        channels=config.channels,
+        image_size=config.image_size,
+        pretrained=config.pretrained,
+        weights=config.weights,
+    )
+    if config.freeze_backbone:
+        backbone.freeze()
+    elif config.freeze_norm:
+        backbone.freeze_norm()
+    return backbone
+
+
+def make_algorithm(config: RunConfig, backbone: Backbone, num_classes: int) -> Algorithm:
+    torch.manual_seed(derive(config.seed, "generators"))
+    extractor: torch.nn.Module = backbone
+    if config.freeze_backbone:
+        extractor = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
+    kind = ALGORITHMS[config.algorithm]
+    try:
+        return kind(extractor, num_classes=num_classes, **algorithm_arguments(config))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"algorithm {config.algorithm}: {error}") from error
+
+
+def feature_store(
+    config: RunConfig,
+    machine: Machine,
+    backbone: Backbone,
+    device: torch.device,
+    progress: Progress,
+) -> FeatureStore:
+    folder = (machine.cache_dir or default_cache_dir()) / "features"
+    return FeatureStore(backbone, config.backbone, folder, device, progress)
+
+
+def with_features(source: SourceData, store: FeatureStore) -> SourceData:
+    parts = iter(store.replace_images([source.train, source.val, source.test]))
+    return source.mapped(lambda _: next(parts))
+
+
+def with_pseudo_domains(
+    source: SourceData, images: SourceData, config: RunConfig, store: FeatureStore
+) -> SourceData:
+    count = config.num_pseudo_domains
+    if config.pseudo_domains == "random":
+        return random_domains(source, count, seed=config.seed)
+    featured = source if config.freeze_backbone else with_features(images, store)
+    train, val = (
+        part.images.take(np.arange(len(part))).numpy() for part in (featured.train, featured.val)
+    )
+    return cluster_domains(
+        source, train, val, count, seed=config.seed, min_images=config.context_images
+    )
+
+
+def make_schedule(config: RunConfig) -> Schedule:
+    assert config.learning_rate is not None
+    assert config.backbone_learning_rate is not None
+    assert config.validate_every is not None
+    return Schedule(
+        steps=config.steps,
+        validate_every=config.validate_every,
+        learning_rate=config.learning_rate,
+        backbone_learning_rate=config.backbone_learning_rate,
+        weight_decay=config.weight_decay,
+        seed=config.seed,
+    )
+
+
+def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
+    assert config.image_size is not None
+    assert config.channels is not None
+    return ModelInfo(
+        algorithm=config.algorithm,
+        variant=config.variant,
+        arguments=algorithm_arguments(config),
+        backbone=config.backbone,
+        channels=config.channels,
+        image_size=config.image_size,
+        classes=list(source.classes),
+        source_domains=list(source.domain_names),
+        dataset=Path(config.dataset).name,
+    )
+
+
+def launch(machine: Machine) -> Fabric:
+    number = machine.devices.lstrip("-").isdigit()
+    devices: Any = int(machine.devices) if number else machine.devices
+    try:
+        fabric = Fabric(
+            accelerator=machine.accelerator,
+            devices=devices,
+            num_nodes=machine.num_nodes,
+            strategy=machine.strategy,
+            precision=cast(Any, machine.precision),
+        )
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"cannot set up the devices: {error}") from error
+    fabric.launch()
+    return fabric
+
+
+def single_device(machine: Machine) -> torch.device:
+    """One device of the kind asked for: evaluation is not distributed."""
+    device: torch.device = Fabric(accelerator=machine.accelerator, devices=1).device
+    return device

@@ -1,0 +1,270 @@
+"""Backbones: images in [0, 1] -> Features(embedding, style).
+
+`embedding` is the pooled last feature map, what is classified. `style` is the channel means of
+every stage, concatenated: what an image says about its own domain (the paper's multi-level
+features). Normalisation is part of the backbone, so whoever holds the model holds its
+preprocessing.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from solodg.errors import UserError, unknown
+from solodg.torchvision_guard import make_torchvision_importable
+from solodg.types import Features
+
+make_torchvision_importable()
+
+import timm  # noqa: E402  (needs the guard above)
+import torchvision  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from timm.models import adapt_input_conv  # noqa: E402
+
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Stages(NamedTuple):
+    """What a network gives: the map of each stage and the pooled embedding."""
+
+    maps: list[Tensor]  # (B, C_i, H_i, W_i), or (B, N_i, C_i) tokens
+    embedding: Tensor  # (B, D)
+
+
+class Backbone(nn.Module):
+    """A network and its normalisation; `forward` is images -> Features."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        channels: int,
+        image_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.channels, self.image_size = channels, image_size
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+        self.frozen = False
+        self.frozen_norm = False
+        self.embedding_dim, self.style_dim = self._probe()
+
+    def forward(self, x: Tensor) -> Features:
+        stages = self.net((x - self.mean) / self.std)
+        return Features(stages.embedding, torch.cat([_channel_means(m) for m in stages.maps], 1))
+
+    def freeze(self) -> None:
+        """No gradients, and evaluation mode whatever the algorithm around it does."""
+        self.frozen = True
+        self.requires_grad_(False)
+        self.eval()
+
+    def freeze_norm(self) -> None:
+        """Keep the statistics of every BatchNorm: small batches of several domains spoil them."""
+        self.frozen_norm = True
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode and not self.frozen)
+        if self.frozen_norm:
+            for module in self.modules():
+                if isinstance(module, _BATCH_NORMS):
+                    module.eval()
+        return self
+
+    def _probe(self) -> tuple[int, int]:
+        """Embedding and style dimensions, as the network shows them for one image."""
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            features = self(torch.zeros(1, self.channels, self.image_size, self.image_size))
+        self.train(training)
+        return features.embedding.shape[1], features.style.shape[1]
+
+
+class ReadyFeatures(nn.Module):
+    """Identity for features computed beforehand: (B, D + S) -> Features."""
+
+    def __init__(self, embedding_dim: int, style_dim: int) -> None:
+        super().__init__()
+        self.embedding_dim, self.style_dim = embedding_dim, style_dim
+
+    def forward(self, x: Tensor) -> Features:
+        embedding, style = x.split([self.embedding_dim, self.style_dim], dim=1)
+        return Features(embedding, style)
+
+
+def build_backbone(
+    name: str,
+    *,
+    channels: int = 3,
+    image_size: int = 224,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+) -> Backbone:
+    """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
+
+    `pretrained` fetches the weights published under the name; `weights` reads them from a
+    safetensors file in the model's own naming (a classifier in it is ignored).
+    """
+    if name == "small_cnn":
+        net: nn.Module = SmallCNN(channels)
+    elif name == "alexnet":
+        net = AlexNetStages(channels, pretrained)
+    else:
+        net = _timm_stages(name, channels, image_size, pretrained)
+    if weights is not None:
+        _load_weights(net, name, Path(weights), channels)
+    # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
+    config = getattr(getattr(net, "model", None), "default_cfg", {})
+    rgb = channels == 3 and name != "small_cnn"
+    mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
+    std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
+    return Backbone(net, channels=channels, image_size=image_size, mean=mean, std=std)
+
+
+def backbone_names() -> list[str]:
+    return ["small_cnn", "alexnet", *timm.list_models()]
+
+
+class SmallCNN(nn.Module):
+    """Four strided convolutions with BatchNorm, for quick work on 28-32 pixels."""
+
+    layers = ((32, 5, 2), (64, 3, 2), (128, 3, 2), (128, 3, 1))  # width, kernel, stride
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        blocks = []
+        for width, kernel, stride in self.layers:
+            convolution = nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False)
+            blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU()))
+            channels = width
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Stages:
+        maps = []
+        for block in self.blocks:
+            x = block(x)
+            maps.append(x)
+        return Stages(maps, x.mean((2, 3)))
+
+
+class AlexNetStages(nn.Module):
+    """torchvision's AlexNet; a stage is a convolution with its ReLU."""
+
+    def __init__(self, channels: int, pretrained: bool) -> None:
+        super().__init__()
+        self.model = torchvision.models.alexnet(weights="DEFAULT" if pretrained else None)
+        self.model.classifier[-1] = nn.Identity()
+        if channels != 3:
+            first = self.model.features[0]
+            self.model.features[0] = nn.Conv2d(channels, 64, 11, stride=4, padding=2)
+            with torch.no_grad():
+                self.model.features[0].weight.copy_(adapt_input_conv(channels, first.weight))
+                self.model.features[0].bias.copy_(first.bias)
+
+    def forward(self, x: Tensor) -> Stages:
+        maps = []
+        for layer in self.model.features:
+            # Not in place: the map is read again for the style.
+            x = nn.functional.relu(x) if isinstance(layer, nn.ReLU) else layer(x)
+            if isinstance(layer, nn.ReLU):
+                maps.append(x)
+        pooled = self.model.avgpool(x).flatten(1)
+        return Stages(maps, self.model.classifier(pooled))
+
+
+class TimmStages(nn.Module):
+    """A timm model that hands out its intermediate maps itself."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Stages:
+        last, maps = self.model.forward_intermediates(x)
+        return Stages(maps, self.model.forward_head(last, pre_logits=True))
+
+
+class HookedTimmStages(nn.Module):
+    """A timm model that only names its stages: their outputs are taken as they pass."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._maps: dict[int, list[Tensor]] = {}  # by thread: several may predict at once
+        for stage in model.feature_info:
+            model.get_submodule(stage["module"]).register_forward_hook(self._keep)
+
+    def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        self._maps.setdefault(threading.get_ident(), []).append(output)
+
+    def forward(self, x: Tensor) -> Stages:
+        last = self.model.forward_features(x)
+        maps = self._maps.pop(threading.get_ident())
+        return Stages(maps, self.model.forward_head(last, pre_logits=True))
+
+
+def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> nn.Module:
+    if not timm.is_model(name):
+        raise unknown("backbone", name, backbone_names(), "Any timm model name works.")
+    arguments: dict[str, Any] = {"num_classes": 0, "in_chans": channels, "pretrained": pretrained}
+    try:
+        model = _create(name, arguments, image_size)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot fetch the published weights of {name!r} ({reason}). "
+            "Give a file with --weights FILE, or train from random weights without --pretrained."
+        ) from error
+    if hasattr(model, "forward_intermediates"):
+        return TimmStages(model)
+    if getattr(model, "feature_info", None) and hasattr(model, "forward_head"):
+        return HookedTimmStages(model)
+    raise UserError(f"backbone {name!r} does not name its stages; try one of the same family.")
+
+
+def _create(name: str, arguments: dict[str, Any], image_size: int) -> Any:
+    """Transformers are made for one image size and take it; convolutional models do not."""
+    try:
+        return timm.create_model(name, img_size=image_size, **arguments)
+    except TypeError:
+        return timm.create_model(name, **arguments)
+
+
+def _load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
+    if not path.is_file():
+        raise UserError(f"no weights file at {path}.")
+    try:
+        state = load_file(path)
+    except Exception as error:  # safetensors raises its own, undocumented types
+        raise UserError(f"{path} is not a readable safetensors file ({error}).") from error
+    model = cast(nn.Module, getattr(net, "model", net))
+    own = model.state_dict()
+    for key in list(state):
+        if key in own and state[key].ndim == 4 and state[key].shape != own[key].shape:
+            state[key] = adapt_input_conv(channels, state[key])
+    fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
+    # BatchNorm's counter of batches is not a weight, and many published files leave it out.
+    missing = [k for k in own if k not in fitting and not k.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(
+            f"{path} does not fit backbone {name!r}: {len(missing)} of {len(own)} tensors are "
+            f"missing or of another shape, e.g. {missing[0]!r}. Is it for another model?"
+        )
+    model.load_state_dict(fitting, strict=False)
+
+
+def _channel_means(stage: Tensor) -> Tensor:
+    """(B, C, H, W) maps or (B, N, C) tokens -> (B, C)."""
+    return stage.mean((2, 3)) if stage.ndim == 4 else stage.mean(1)

@@ -1,0 +1,56 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help is quick."""
+
+import errno
+import sys
+
+import typer
+
+from solodg.cli.console import err
+from solodg.cli.datasets import datasets
+from solodg.cli.demo import demo
+from solodg.cli.evaluate import evaluate
+from solodg.cli.predict import predict
+from solodg.cli.train import train
+from solodg.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train on several domains; then every single test image writes its own classifier.",
+    epilog="Start with [bold]solodg demo[/bold]: real digits, both methods, a table.",
+)
+app.command(
+    epilog="Example: [bold]solodg train rotated-mnist --backbone small_cnn --steps 500[/bold]"
+)(train)
+app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(evaluate)
+app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command()(datasets)
+app.command()(demo)
+
+USER_MISTAKE = 2
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"error: {error}", markup=False, style="red")
+        sys.exit(USER_MISTAKE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        err.print(
+            f"error: cannot write{where}: {error.strerror}. Free some space or choose another "
+            "--output; what was saved before is whole, and --resume goes on from it.",
+            markup=False,
+            style="red",
+        )
+        sys.exit(USER_MISTAKE)
+    except KeyboardInterrupt:
+        err.print("interrupted. The same command with --resume goes on from the last state.")
+        sys.exit(130)

@@ -1,0 +1,43 @@
+"""`solodg datasets`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from solodg.cli.console import out
+
+
+def datasets(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where to look.  [dim]default: $SOLODG_DATA or data[/dim]")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+) -> None:
+    """The datasets that are known, what is found where, and how to get what is not."""
+    from solodg.data import DATASETS, default_data_dir
+
+    folder = data_dir or default_data_dir()
+    rows: list[dict[str, Any]] = [
+        {
+            "name": spec.name,
+            "title": spec.title,
+            "domains": list(spec.domains),
+            "default_targets": list(spec.default_targets),
+            "found": spec.find(folder),
+            "how_to_get": spec.how_to_get,
+        }
+        for spec in DATASETS.values()
+    ]
+    if json_:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    table = Table("name", "domains", f"found (in {folder})", show_lines=True)
+    for row in rows:
+        found = row["found"] or f"[dim]no. {row['how_to_get']}[/dim]"
+        table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["domains"]), found)
+    out.print(table)
+    out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")

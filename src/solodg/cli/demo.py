@@ -1,0 +1,19 @@
+"""`solodg demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solodg.cli.console import err, out
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Where runs and picture go.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 600,
+    seed: Annotated[int, typer.Option(help="Another seed, other numbers.")] = 0,
+) -> None:
+    """Both methods on real rotated digits: two unseen angles, a table, a picture."""
+    from solodg.demo import run_demo
+
+    run_demo(output, steps=steps, seed=seed, out=out, err=err)

@@ -1,0 +1,87 @@
+"""`solodg predict`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+from solodg.cli.console import err, out
+from solodg.errors import UserError
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
+    ],
+    json_: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with all probabilities.")
+    ] = False,
+) -> None:
+    """Class, probability and uncertainty of images, each judged alone."""
+    from solodg.predictor import Predictor
+    from solodg.progress import BarProgress
+
+    predictor = Predictor.load(run)
+    paths = _image_paths(images)
+    table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
+    failed = []
+    with BarProgress(err).bar("Predicting", len(paths)) as advance:
+        for start in range(0, len(paths), 64):
+            chunk = paths[start : start + 64]
+            for path, prediction in _predict_readable(predictor, chunk):
+                if isinstance(prediction, UserError):
+                    failed.append(prediction)
+                elif json_:
+                    line = {"image": path, "class": prediction.label}
+                    line |= {
+                        "probability": prediction.probability,
+                        "uncertainty": prediction.uncertainty,
+                        "probabilities": prediction.probabilities,
+                    }
+                    sys.stdout.write(json.dumps(line) + "\n")
+                else:
+                    certain = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
+                    table.add_row(path, prediction.label, *certain)
+            advance(len(chunk))
+    if not json_ and table.row_count:
+        out.print(table)
+    if failed:
+        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise UserError(f"{failed[0]}{more}")
+
+
+def _image_paths(arguments: list[str]) -> list[str]:
+    from solodg.data.decode import EXTENSIONS
+
+    paths: list[str] = []
+    for argument in arguments:
+        if argument == "-":
+            paths += [line.strip() for line in sys.stdin if line.strip()]
+        elif Path(argument).is_dir():
+            found = [p for p in sorted(Path(argument).rglob("*")) if p.suffix.lower() in EXTENSIONS]
+            if not found:
+                raise UserError(f"no images in folder {argument}.")
+            paths += [str(p) for p in found]
+        else:
+            paths.append(argument)
+    if not paths:
+        raise UserError("no images given.")
+    return paths
+
+
+def _predict_readable(predictor: Any, paths: list[str]) -> list[tuple[str, Any]]:
+    """Predictions in one batch; if an image of it is bad, one by one, errors in place."""
+    try:
+        return list(zip(paths, predictor.predict(paths), strict=True))
+    except UserError:
+        results: list[tuple[str, Any]] = []
+        for path in paths:
+            try:
+                results.append((path, predictor.predict(path)))
+            except UserError as error:
+                results.append((path, error))
+        return results

@@ -1,0 +1,85 @@
+"""Datasets by name. Adding one: a file here (or a folder entry below) and a row in the README."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from solodg.data.domains import DomainDataset, LabelledImages, SourceData
+from solodg.data.folder import load_folder, load_manifest, published
+from solodg.data.loading import DatasetSpec, Loading, default_data_dir
+from solodg.data.office_home import OFFICE_HOME
+from solodg.data.pacs import PACS
+from solodg.data.rotated import ROTATED_FASHION_MNIST, ROTATED_MNIST
+from solodg.data.svhn_mnist import SVHN_MNIST
+from solodg.data.toy import TOY
+from solodg.errors import UserError, unknown
+
+DATASETS: dict[str, DatasetSpec] = {
+    spec.name: spec
+    for spec in (
+        ROTATED_MNIST,
+        ROTATED_FASHION_MNIST,
+        PACS,
+        OFFICE_HOME,
+        published(
+            "vlcs",
+            "VLCS",
+            ("VLCS", "vlcs"),
+            ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
+            "DomainBed's download script fetches it.",
+        ),
+        published(
+            "terra-incognita",
+            "Terra Incognita",
+            ("terra_incognita", "TerraIncognita", "terra-incognita"),
+            ("location_38", "location_43", "location_46", "location_100"),
+            "DomainBed's download script fetches it.",
+        ),
+        published(
+            "domainnet",
+            "DomainNet",
+            ("domain_net", "DomainNet", "domainnet"),
+            ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+            "Get it from http://ai.bu.edu/M3SDA.",
+        ),
+        SVHN_MNIST,
+        TOY,
+    )
+}
+
+
+def dataset_spec(name: str) -> DatasetSpec:
+    """A registered dataset by name, or one's own images by the path of a folder or CSV file."""
+    if name in DATASETS:
+        return DATASETS[name]
+    path = Path(name)
+    if path.is_dir():
+        return _own(path, lambda loading: load_folder(path, loading))
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return _own(path, lambda loading: load_manifest(path, loading))
+    hint = "Or give the path of a folder domain/class/image, or of a CSV manifest."
+    if path.exists():
+        raise UserError(f"{name} is neither a folder nor a .csv manifest. {hint}")
+    raise unknown("dataset", name, DATASETS, hint)
+
+
+def _own(path: Path, load: Callable[[Loading], DomainDataset]) -> DatasetSpec:
+    return DatasetSpec(
+        name=str(path),
+        title=f"own images in {path.name}",
+        domains=(),
+        load=load,
+        find=lambda _: str(path),
+        how_to_get="",
+    )
+
+
+__all__ = [
+    "DATASETS",
+    "DatasetSpec",
+    "DomainDataset",
+    "LabelledImages",
+    "Loading",
+    "SourceData",
+    "dataset_spec",
+    "default_data_dir",
+]

@@ -1,0 +1,222 @@
+"""DomainDataset: images of named domains under one label map, and what training may see of it.
+
+`leave_out(targets)` returns a SourceData, which does not contain the target domains: not their
+images, not their labels, not a reference to anything that does. Only `targets()` gives those.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from solodg.data.images import Images, Indices, digest
+from solodg.errors import UserError, unknown
+from solodg.seeding import numpy_generator
+from solodg.types import Batch
+
+Ints = NDArray[np.int64]
+Kind = Literal["photo", "digit"]  # decides the augmentation
+
+UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
+SPLIT_NAMES = {"": UNASSIGNED, "train": TRAIN, "val": VAL, "test": TEST}
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with class and domain; `domains` counts within `domain_names`."""
+
+    images: Images
+    labels: Ints
+    domains: Ints
+    domain_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Indices) -> "LabelledImages":
+        chosen = np.asarray(indices, dtype=np.int64)
+        return replace(
+            self,
+            images=self.images.subset(chosen),
+            labels=self.labels[chosen],
+            domains=self.domains[chosen],
+        )
+
+    def batch(self, indices: Indices) -> Batch:
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Batch(
+            self.images.take(chosen),
+            torch.from_numpy(self.labels[chosen]),
+            torch.from_numpy(self.domains[chosen]),
+        )
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """All images once, in order."""
+        for start in range(0, len(self), batch_size):
+            yield self.batch(np.arange(start, min(start + batch_size, len(self))))
+
+    def balanced(self, per_cell: int, seed: int) -> "LabelledImages":
+        """At most `per_cell` images of every class of every domain, drawn by `seed`."""
+        generator = numpy_generator(seed, "balanced")
+        order = generator.permutation(len(self))
+        cells = self.domains[order] * (int(self.labels.max(initial=0)) + 1) + self.labels[order]
+        chosen = [order[cells == cell][:per_cell] for cell in np.unique(cells)]
+        return self.subset(np.sort(np.concatenate(chosen)))
+
+
+@dataclass(frozen=True)
+class SourceData:
+    """All that training gets: the source domains and the class names."""
+
+    train: LabelledImages
+    val: LabelledImages
+    test: LabelledImages  # images of the source domains that neither fits nor selects; may be empty
+    classes: tuple[str, ...]
+    kind: Kind
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        return self.train.domain_names
+
+    def mapped(self, change: Callable[[LabelledImages], LabelledImages]) -> "SourceData":
+        """The same data with each of its parts changed."""
+        return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
+
+
+@dataclass(frozen=True)
+class DomainDataset:
+    """Every image of every domain. One label map: a domain may lack a class without a shift."""
+
+    name: str
+    images: Images
+    labels: Ints  # (N,) in classes
+    domains: Ints  # (N,) in domain_names
+    classes: tuple[str, ...]
+    domain_names: tuple[str, ...]
+    split: Ints  # (N,) UNASSIGNED, TRAIN, VAL or TEST
+    protocol: str  # how `split` came about
+    kind: Kind = "photo"
+    groups: Ints | None = None  # (N,) images of one group never stand on both sides of a split
+    default_targets: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # provenance, for records
+
+    def domain_index(self, name: str) -> int:
+        """By name; case, spaces, dashes and underscores do not matter."""
+        folded = {fold(known): i for i, known in enumerate(self.domain_names)}
+        if fold(name) not in folded:
+            raise unknown(f"domain of {self.name}", name, self.domain_names)
+        return folded[fold(name)]
+
+    def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """The targets as the dataset spells them, or its default ones."""
+        if not targets and not self.default_targets:
+            raise UserError(
+                f"{self.name} needs a target: --target with one of {', '.join(self.domain_names)}."
+            )
+        chosen = [self.domain_names[self.domain_index(t)] for t in targets or self.default_targets]
+        return tuple(dict.fromkeys(chosen))
+
+    def leave_out(
+        self, targets: Sequence[str], *, seed: int = 0, val_fraction: float = 0.2
+    ) -> SourceData:
+        """The other domains, split into training, validation and (where given) test images."""
+        left_out = {self.domain_index(name) for name in self.canonical(targets)}
+        kept = [i for i in range(len(self.domain_names)) if i not in left_out]
+        if not kept:
+            raise UserError(f"all domains of {self.name} are targets: nothing is left to train on.")
+        split = self._assigned(kept, seed, val_fraction)
+        parts = {
+            part: self._part((split == part) & np.isin(self.domains, kept), kept)
+            for part in (TRAIN, VAL, TEST)
+        }
+        self._check_classes(parts[TRAIN], kept)
+        return SourceData(parts[TRAIN], parts[VAL], parts[TEST], self.classes, self.kind)
+
+    def targets(self, names: Sequence[str]) -> dict[str, LabelledImages]:
+        """The images to score in each target domain: its test split, or all of it."""
+        result = {}
+        for name in self.canonical(names):
+            index = self.domain_index(name)
+            mask = self.domains == index
+            if (self.split[mask] == TEST).any():
+                mask &= self.split == TEST
+            result[name] = self._part(mask, [index])
+        return result
+
+    def fingerprint(self) -> str:
+        """Changes when an image, a label, a name or the given split does."""
+        names = "\n".join((*self.images.keys(), "", *self.classes, "", *self.domain_names))
+        arrays = (self.labels, self.domains, self.split)
+        return digest(names.encode() + b"".join(a.tobytes() for a in arrays))
+
+    def _part(self, mask: NDArray[np.bool_], kept: list[int]) -> LabelledImages:
+        indices = np.flatnonzero(mask)
+        renumber = np.full(len(self.domain_names), -1, dtype=np.int64)
+        renumber[kept] = np.arange(len(kept))
+        return LabelledImages(
+            self.images.subset(indices),
+            self.labels[indices],
+            renumber[self.domains[indices]],
+            tuple(self.domain_names[i] for i in kept),
+        )
+
+    def _assigned(self, kept: list[int], seed: int, val_fraction: float) -> Ints:
+        """`split` with the unassigned images of the kept domains divided by `seed`."""
+        split = self.split.copy()
+        open_ = np.flatnonzero((split == UNASSIGNED) & np.isin(self.domains, kept))
+        if len(open_) == 0:
+            return split
+        generator = numpy_generator(seed, "split", self.name)
+        if self.groups is not None:
+            in_val = _group_holdout(self.groups[open_], val_fraction, generator)
+        else:
+            cells = self.domains[open_] * len(self.classes) + self.labels[open_]
+            in_val = _stratified_holdout(cells, val_fraction, generator)
+        split[open_] = np.where(in_val, VAL, TRAIN)
+        return split
+
+    def _check_classes(self, train: LabelledImages, kept: list[int]) -> None:
+        missing = sorted(set(range(len(self.classes))) - set(train.labels.tolist()))
+        if missing:
+            known = [c for i, c in enumerate(self.classes) if i not in missing]
+            sources = ", ".join(self.domain_names[i] for i in kept)
+            raise unknown(
+                "class",
+                self.classes[missing[0]],
+                known,
+                f"No source domain ({sources}) has a training image of it: rename its folder, "
+                "remove it, or add images of it to a source domain.",
+            )
+
+
+def fold(name: str) -> str:
+    """Spelling that does not matter: case, spaces, dashes, underscores."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _stratified_holdout(
+    cells: Ints, fraction: float, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """The same share of every cell; a cell of one image stays in training."""
+    held = np.zeros(len(cells), dtype=bool)
+    for cell in np.unique(cells):
+        members = generator.permutation(np.flatnonzero(cells == cell))
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        held[members[:count]] = True
+    return held
+
+
+def _group_holdout(
+    groups: Ints, fraction: float, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Whole groups, in random order, until the share is reached; at least one stays in training."""
+    names, counts = np.unique(groups, return_counts=True)
+    if len(names) < 2:
+        raise UserError("a grouped split needs at least two groups in the source domains.")
+    order = generator.permutation(len(names))
+    before = np.concatenate([[0], np.cumsum(counts[order])[:-1]])
+    chosen = order[before < fraction * len(groups)][: len(names) - 1]
+    return np.isin(groups, names[chosen])

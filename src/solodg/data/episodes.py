@@ -1,0 +1,122 @@
+"""Episodes: one source domain plays the target, the others the sources, anew at every step.
+
+What a step draws is a pure function of the data, the seed and the step's number: a resumed run
+sees what an uninterrupted one would have seen.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from solodg.data.domains import Ints, LabelledImages
+from solodg.errors import UserError
+from solodg.seeding import numpy_generator
+from solodg.types import Episode
+
+
+class EpisodeIndices(NamedTuple):
+    """Positions in the training images."""
+
+    source: Ints  # context of the meta-source domains
+    target: Ints  # context of the meta-target domain, then queries
+    num_context: int
+
+
+class EpisodeSampler:
+    """Draws `context` images per class and domain, and `queries` more of the meta-target."""
+
+    def __init__(
+        self,
+        data: LabelledImages,
+        *,
+        context: int,
+        queries: int,
+        seed: int,
+        classes: tuple[str, ...] | None = None,
+    ) -> None:
+        if context < 1 or queries < 1:
+            raise UserError("an episode needs at least one context image and one query.")
+        if len(np.unique(data.domains)) < 2:
+            raise UserError(
+                f"an episode needs at least two source domains, and there is "
+                f"{len(np.unique(data.domains))} ({', '.join(data.domain_names)}). "
+                "Make some with --pseudo-domains random or --pseudo-domains clusters."
+            )
+        self.context, self.queries, self.seed = context, queries, seed
+        self._members: dict[int, Ints] = {}
+        self._cells: dict[int, list[Ints]] = {}
+        for domain in np.unique(data.domains).tolist():
+            members = np.flatnonzero(data.domains == domain)
+            labels = data.labels[members]
+            self._members[domain] = members
+            self._cells[domain] = [members[labels == c] for c in np.unique(labels)]
+            for cell in self._cells[domain]:
+                if len(cell) < context:
+                    label = int(data.labels[cell[0]])
+                    name = classes[label] if classes else str(label)
+                    raise UserError(
+                        f"class {name!r} has {len(cell)} training image(s) in domain "
+                        f"{data.domain_names[domain]!r}, fewer than the context of {context}. "
+                        f"Try --context-images {len(cell)}, or add images."
+                    )
+
+    def __call__(self, step: int, rank: int = 0) -> EpisodeIndices:
+        generator = numpy_generator(self.seed, "episode", step, rank)
+        domains = sorted(self._cells)
+        meta_target = domains[int(generator.integers(len(domains)))]
+        context = {
+            domain: np.concatenate([_draw(generator, cell, self.context) for cell in cells])
+            for domain, cells in self._cells.items()
+        }
+        source = np.concatenate([context[d] for d in domains if d != meta_target])
+        rest = np.setdiff1d(self._members[meta_target], context[meta_target])
+        # A domain no larger than its context is asked about its context.
+        pool = rest if len(rest) else self._members[meta_target]
+        queries = _draw(generator, pool, min(self.queries, len(pool)))
+        target = np.concatenate([context[meta_target], queries])
+        return EpisodeIndices(source, target, len(context[meta_target]))
+
+
+class EpisodeLoader:
+    """Reads episodes ahead in threads, so that the model does not wait for images.
+
+    Threads, not processes: decoding and tensor work release the interpreter lock, the cache of
+    decoded images is shared without copies, and nothing is forked or pickled.
+    """
+
+    def __init__(
+        self, data: LabelledImages, sampler: EpisodeSampler, *, workers: int = 2, ahead: int = 4
+    ) -> None:
+        self.data, self.sampler = data, sampler
+        self.workers, self.ahead = workers, ahead
+
+    def load(self, step: int, rank: int = 0) -> Episode:
+        drawn = self.sampler(step, rank)
+        return Episode(
+            self.data.batch(drawn.source), self.data.batch(drawn.target), drawn.num_context
+        )
+
+    def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]:
+        """The episodes of steps `start` to `stop`, in order."""
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="episodes")
+        try:
+            waiting = deque(
+                pool.submit(self.load, step, rank)
+                for step in range(start, min(start + self.ahead, stop))
+            )
+            for step in range(start + self.ahead, stop + self.ahead):
+                if not waiting:
+                    return
+                episode = waiting.popleft().result()
+                if step < stop:
+                    waiting.append(pool.submit(self.load, step, rank))
+                yield episode
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _draw(generator: np.random.Generator, pool: Ints, count: int) -> Ints:
+    return pool[generator.permutation(len(pool))[:count]]

@@ -1,0 +1,129 @@
+"""Where pixels come from: arrays in memory, or files decoded once and kept while memory allows."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from solodg.data.decode import BadImageError, decode
+
+Indices = Sequence[int] | np.ndarray
+Progress = Callable[[int], None]  # called with how many more are done
+
+
+class Images(Protocol):
+    """A fixed sequence of images."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Indices) -> Tensor:
+        """(B, C, H, W) uint8 pixels, or (B, D + S) ready features."""
+
+    def subset(self, indices: Indices) -> "Images":
+        """Only these images: nothing of the others can be reached through it."""
+
+    def keys(self) -> list[str]:
+        """A name for every image that changes when the image does."""
+
+
+def digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+class ImageArray:
+    """Images, or ready features, that are in memory already."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels  # (N, ...)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, indices: Indices) -> Tensor:
+        return self.pixels[torch.as_tensor(np.asarray(indices), dtype=torch.long)]
+
+    def subset(self, indices: Indices) -> "ImageArray":
+        return ImageArray(self.take(indices))
+
+    def keys(self) -> list[str]:
+        return [digest(row.tobytes()) for row in self.pixels.contiguous().numpy()]
+
+
+class MemoryBudget:
+    """How many bytes of decoded images may be kept, over all who share it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+        self._lock = threading.Lock()
+
+    def reserve(self, num_bytes: int) -> bool:
+        with self._lock:
+            granted = num_bytes <= self._left
+            self._left -= num_bytes if granted else 0
+            return granted
+
+
+class ImageFiles:
+    """Image files below `root`; threads decode, and what fits the budget is decoded only once."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], *, channels: int, size: int, budget: MemoryBudget
+    ) -> None:
+        self.root, self.paths = root, list(paths)
+        self.channels, self.size, self.budget = channels, size, budget
+        self._kept: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, indices: Indices) -> Tensor:
+        wanted = [int(i) for i in indices]
+        missing = [i for i in wanted if i not in self._kept]
+        decoded = dict(zip(missing, _decoders().map(self._decode, missing), strict=True))
+        shape = (self.channels, self.size, self.size)
+        if not wanted:
+            return torch.empty(0, *shape, dtype=torch.uint8)
+        return torch.stack([decoded[i] if i in decoded else self._kept[i] for i in wanted])
+
+    def subset(self, indices: Indices) -> "ImageFiles":
+        paths = [self.paths[int(i)] for i in indices]
+        return ImageFiles(
+            self.root, paths, channels=self.channels, size=self.size, budget=self.budget
+        )
+
+    def keys(self) -> list[str]:
+        return [f"{path}:{(self.root / path).stat().st_size}" for path in self.paths]
+
+    def bad_images(self, progress: Progress) -> dict[int, BadImageError]:
+        """Decode everything once, keeping what fits, and return what cannot be read."""
+        bad: dict[int, BadImageError] = {}
+
+        def attempt(index: int) -> None:
+            try:
+                self._decode(index)
+            except BadImageError as error:
+                bad[index] = error
+            progress(1)
+
+        list(_decoders().map(attempt, range(len(self))))
+        return bad
+
+    def _decode(self, index: int) -> Tensor:
+        pixels = decode(self.root / self.paths[index], channels=self.channels, size=self.size)
+        if index not in self._kept and self.budget.reserve(pixels.numel()):
+            self._kept[index] = pixels
+        return pixels
+
+
+@cache
+def _decoders() -> ThreadPoolExecutor:
+    """One pool for the process: decoding releases the interpreter lock."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")

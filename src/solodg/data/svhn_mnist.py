@@ -1,0 +1,100 @@
+"""SVHN -> MNIST: one source domain, house numbers; the unseen target is handwritten digits.
+
+Training needs several source domains: make them with --pseudo-domains (the paper's table 8).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from solodg.data.domains import TEST, UNASSIGNED, DomainDataset
+from solodg.data.images import ImageArray
+from solodg.data.loading import DatasetSpec, Loading
+from solodg.data.rotated import _MNIST, _pool
+from solodg.errors import UserError
+
+_HOW = (
+    "Put train_32x32.mat of http://ufldl.stanford.edu/housenumbers into <data-dir>/svhn, or use "
+    "--download. MNIST comes as for rotated-mnist."
+)
+
+
+def _find(data_dir: Path) -> str | None:
+    for folder in (data_dir / "svhn", data_dir / "SVHN", data_dir):
+        if (folder / "train_32x32.mat").is_file():
+            return str(folder)
+    return None
+
+
+def _load(loading: Loading) -> DomainDataset:
+    found = _find(loading.data_dir)
+    if found is None and loading.download:
+        found = _download(loading.data_dir)
+    if found is None:
+        raise UserError(f"SVHN not found in {loading.data_dir}. {_HOW}")
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(Path(found) / "train_32x32.mat")
+        pixels, labels = content["X"], content["y"].reshape(-1).astype(np.int64) % 10
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"cannot read {found}/train_32x32.mat: {error}") from error
+    svhn = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))  # (N, 3, 32, 32)
+    digits = _pool(_MNIST, loading)
+    mnist = torch.from_numpy(digits.test)[:, None]
+    images = torch.cat([_fit(svhn, loading), _fit(mnist, loading)])
+    return DomainDataset(
+        name="svhn-mnist",
+        images=ImageArray(images),
+        labels=np.concatenate([labels, digits.test_labels]),
+        domains=np.repeat([0, 1], [len(svhn), len(mnist)]).astype(np.int64),
+        classes=tuple(str(d) for d in range(10)),
+        domain_names=("svhn", "mnist"),
+        split=np.repeat([UNASSIGNED, TEST], [len(svhn), len(mnist)]).astype(np.int64),
+        protocol="single-source",
+        kind="digit",
+        default_targets=("mnist",),
+        facts={"origin": digits.origin},
+    )
+
+
+def _fit(images: Tensor, loading: Loading) -> Tensor:
+    """(N, C, H, W) uint8 -> the channels and size asked for."""
+    x = images.float()
+    if loading.channels == 1 and x.shape[1] == 3:
+        x = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    size = (loading.image_size, loading.image_size)
+    if x.shape[2:] != size:
+        x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
+    x = x.round().clamp(0, 255).to(torch.uint8)
+    return x.expand(-1, loading.channels, -1, -1).contiguous()
+
+
+def _download(data_dir: Path) -> str:
+    from solodg.torchvision_guard import make_torchvision_importable
+
+    make_torchvision_importable()
+    from torchvision.datasets import SVHN
+
+    try:
+        SVHN(str(data_dir / "svhn"), split="train", download=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot download SVHN: {error}. {_HOW}") from error
+    return str(data_dir / "svhn")
+
+
+SVHN_MNIST = DatasetSpec(
+    name="svhn-mnist",
+    title="SVHN -> MNIST",
+    domains=("svhn", "mnist"),
+    load=_load,
+    find=_find,
+    how_to_get=_HOW,
+    kind="digit",
+    channels=3,
+    image_size=32,
+    default_targets=("mnist",),
+)

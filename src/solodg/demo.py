@@ -1,0 +1,74 @@
+"""The demo: the single-sample method beside ERM on real rotated digits, at the same budget."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+
+from solodg.config import Machine, RunConfig
+from solodg.data import Loading, dataset_spec
+from solodg.plots import accuracy_by_domain
+from solodg.predictor import Predictor
+from solodg.progress import BarProgress
+from solodg.run import train_run
+from solodg.score import evaluate_run
+from solodg.tables import comparison_table, mean_accuracy
+
+_NAMES = {"erm": "ERM", "solo": "single-sample (solo)"}
+
+
+def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console) -> None:
+    """Train both, score both, draw both, and predict one image. Goes on where it was stopped."""
+    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits, wherever we are
+    progress = BarProgress(err)
+    rows: dict[str, Any] = {}
+    for algorithm, name in _NAMES.items():
+        err.print(f"[bold]{name}[/bold]: sources 15-75 degrees, {steps} steps")
+        config = _config(algorithm, steps, seed)
+        folder = output / f"{algorithm}-{steps}-{seed}"
+        train_run(config, machine, folder, resume=True, progress=progress)
+        rows[name] = evaluate_run(folder, progress=progress)
+    folder = output / f"solo-{steps}-{seed}"
+    out.print(comparison_table("Rotated MNIST (5,000 digits, 32 pixels, small CNN)", rows))
+
+    means = {name: mean_accuracy(records, "target") or 0.0 for name, records in rows.items()}
+    gain = 100 * (means[_NAMES["solo"]] - means[_NAMES["erm"]])
+    out.print(
+        f"Single-sample against ERM on unseen angles: {gain:+.1f} points. One seed proves nothing: "
+        "try --seed 1."
+    )
+
+    examples = _examples(seed)
+    picture, digit = output / "accuracy.png", output / "unseen-90-degrees.png"
+    accuracy_by_domain(
+        rows, examples, picture, title="Digits at angles never seen in training", xlabel="degrees"
+    )
+    Image.fromarray(examples["90"][0]).save(digit)
+    prediction = Predictor.load(folder).predict(digit)
+    out.print(
+        f"One image alone, {digit}: [bold]{prediction.label}[/bold] with probability "
+        f"{prediction.probability:.2f}, uncertainty {prediction.uncertainty:.2f}"
+    )
+    out.print(f"Model: {folder}\nPicture: {picture}")
+    out.print("[bold]Try next[/bold]")
+    out.print(f"  solodg predict {folder} {digit} --json")
+    out.print("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
+    out.print("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")
+
+
+def _config(algorithm: str, steps: int, seed: int) -> RunConfig:
+    return RunConfig(
+        dataset="rotated-mnist", algorithm=algorithm, backbone="small_cnn", steps=steps, seed=seed
+    )
+
+
+def _examples(seed: int) -> dict[str, NDArray[np.uint8]]:
+    """One test digit at every angle."""
+    spec = dataset_spec("rotated-mnist")
+    dataset = spec.load(Loading(Path("no-such-folder"), spec.image_size, spec.channels, seed))
+    parts = dataset.targets(dataset.domain_names)
+    chosen = int(np.flatnonzero(parts["0"].labels == 7)[0])
+    return {name: part.images.take([chosen])[0].numpy() for name, part in parts.items()}

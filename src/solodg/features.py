@@ -1,0 +1,142 @@
+"""Features of a frozen backbone: computed once, kept on disk, read through a memory map.
+
+A file is named for the backbone's weights and for the images of one domain, whatever their split,
+so that runs with other targets, seeds and algorithms find it again.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solodg.backbones import Backbone
+from solodg.data.domains import LabelledImages
+from solodg.data.images import Images, Indices, digest
+from solodg.data.transforms import to_unit
+from solodg.progress import Progress
+
+_BATCH = 64
+
+
+class StoredFeatures:
+    """Ready features in place of the images they were computed from (see `Images`)."""
+
+    def __init__(
+        self,
+        files: list[NDArray[np.float32]],
+        file: NDArray[np.int64],
+        row: NDArray[np.int64],
+        keys: list[str],
+    ) -> None:
+        self.files = files
+        self._file, self._row, self._keys = file, row, keys  # where each image's features are
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def take(self, indices: Indices) -> Tensor:
+        chosen = np.asarray(indices, dtype=np.int64)
+        file, row = self._file[chosen], self._row[chosen]
+        out = np.empty((len(chosen), self.files[0].shape[1]), dtype=np.float32)
+        for number in np.unique(file):
+            out[file == number] = self.files[number][row[file == number]]
+        return torch.from_numpy(out)
+
+    def subset(self, indices: Indices) -> "StoredFeatures":
+        """Of the features, only the files that hold these images stay within reach."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        used, renumbered = np.unique(self._file[chosen], return_inverse=True)
+        files = [self.files[n] for n in used] or self.files[:1]
+        keys = [self._keys[i] for i in chosen]
+        return StoredFeatures(files, renumbered.astype(np.int64), self._row[chosen], keys)
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+
+class FeatureStore:
+    """Computes the features of a backbone, or finds them in `folder`."""
+
+    def __init__(
+        self, backbone: Backbone, name: str, folder: Path, device: torch.device, progress: Progress
+    ) -> None:
+        self.backbone, self.folder = backbone, folder
+        self.device, self.progress = device, progress
+        state = backbone.state_dict()
+        content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
+        self.weights = digest(
+            content + f"{name} {backbone.channels} {backbone.image_size}".encode()
+        )
+
+    def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
+        """The parts of a dataset with features in place of pixels; domains are stored whole."""
+        owners = [(p, i) for p, part in enumerate(parts) for i in range(len(part))]
+        keys = [key for part in parts for key in part.images.keys()]  # noqa: SIM118
+        domains = np.concatenate([part.domains for part in parts])
+        names = parts[0].domain_names
+        files: list[NDArray[np.float32]] = []
+        file = np.zeros(len(keys), dtype=np.int64)
+        row = np.zeros(len(keys), dtype=np.int64)
+        for domain in np.unique(domains):
+            # In the order of the keys, which does not depend on the split.
+            members = np.array(sorted(np.flatnonzero(domains == domain), key=keys.__getitem__))
+            named = [(parts[owners[m][0]].images, owners[m][1], keys[m]) for m in members]
+            file[members], row[members] = len(files), np.arange(len(members))
+            files.append(self._file(named, names[domain]))
+        stored = StoredFeatures(files, file, row, keys)
+        ends = np.cumsum([len(part) for part in parts])
+        return [
+            replace(part, images=stored.subset(np.arange(end - len(part), end)))
+            for part, end in zip(parts, ends, strict=True)
+        ]
+
+    def _file(self, named: list[tuple[Images, int, str]], domain: str) -> NDArray[np.float32]:
+        images = digest("\n".join(key for _, _, key in named).encode())
+        path = self.folder / f"{self.weights}-{images}.npy"
+        if not path.is_file():
+            self._compute(named, domain, path)
+        mapped: NDArray[np.float32] = np.load(path, mmap_mode="r")
+        return mapped
+
+    @torch.inference_mode()
+    def _compute(self, named: list[tuple[Images, int, str]], domain: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
+        width = self.backbone.embedding_dim + self.backbone.style_dim
+        backbone = self.backbone.to(self.device).eval()
+        try:
+            out = np.lib.format.open_memmap(
+                temporary, mode="w+", dtype=np.float32, shape=(len(named), width)
+            )
+            with self.progress.bar(f"Features of {domain}", len(named)) as advance:
+                for start in range(0, len(named), _BATCH):
+                    chunk = named[start : start + _BATCH]
+                    pixels = torch.cat(_take(chunk)).to(self.device)
+                    features = torch.cat(backbone(to_unit(pixels)), 1)
+                    out[start : start + len(chunk)] = features.cpu().numpy()
+                    advance(len(chunk))
+            out.flush()
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _take(chunk: list[tuple[Images, int, str]]) -> list[Tensor]:
+    """Pixels in the order of the chunk, read in runs of images that lie together."""
+    runs: list[tuple[Images, list[int]]] = []
+    for images, index, _ in chunk:
+        if runs and runs[-1][0] is images:
+            runs[-1][1].append(index)
+        else:
+            runs.append((images, [index]))
+    return [images.take(indices) for images, indices in runs]
+
+
+def default_cache_dir() -> Path:
+    root = os.environ.get("SOLODG_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "solodg"

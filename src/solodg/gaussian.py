@@ -1,0 +1,62 @@
+"""Diagonal Gaussians over classifier weights: sampling, divergence, and logits without weights.
+
+For w ~ N(m, diag(s^2)) and an embedding z, the logit w.z is N(m.z, s^2.z^2). Sampling logits of
+shape (B, M, C) therefore replaces sampling weights of shape (B, M, C, D): same distribution.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Gaussian(NamedTuple):
+    """Diagonal Gaussian; `mean` and `scale` have one shape, `scale` is positive."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def sample(self, count: int) -> Tensor:
+        """`count` reparameterised samples along a new first axis."""
+        noise = torch.randn(count, *self.mean.shape, dtype=self.mean.dtype, device=self.mean.device)
+        return self.mean + self.scale * noise
+
+
+class LogitMoments(NamedTuple):
+    """Mean and standard deviation of each logit under a Gaussian classifier."""
+
+    mean: Tensor  # (B, C)
+    scale: Tensor  # (B, C)
+
+    def sample(self, count: int) -> Tensor:
+        noise = torch.randn(
+            len(self.mean),
+            count,
+            self.mean.shape[1],
+            dtype=self.mean.dtype,
+            device=self.mean.device,
+        )
+        return self.sample_with(noise)
+
+    def sample_with(self, noise: Tensor) -> Tensor:
+        """Logits for given standard normal noise, (M, C) or (B, M, C) -> (B, M, C)."""
+        return self.mean[:, None] + self.scale[:, None] * noise
+
+
+def shared_logits(classifier: Gaussian, z: Tensor) -> LogitMoments:
+    """Logits of one classifier distribution, (C, D), shared by all embeddings z, (B, D)."""
+    mean = z @ classifier.mean.T  # (B, C)
+    variance = z.square() @ classifier.scale.square().T  # (B, C)
+    return LogitMoments(mean, safe_sqrt(variance))
+
+
+def safe_sqrt(variance: Tensor) -> Tensor:
+    """Square root whose gradient stays finite where an embedding is all zero."""
+    return variance.clamp_min(1e-12).sqrt()
+
+
+def kl(q: Gaussian, p: Gaussian) -> Tensor:
+    """KL(q || p) summed over the last axis; the other axes broadcast."""
+    ratio = q.scale / p.scale
+    distance = (q.mean - p.mean) / p.scale
+    return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum(-1)

@@ -1,0 +1,69 @@
+"""The folder of a run: which files it holds, and whose it is."""
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from solodg.config import Machine, RunConfig
+from solodg.errors import UserError
+from solodg.storage import read_json, write_json
+
+CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
+FINISHED, RESULTS = "finished.json", "results.jsonl"
+Settings = TypeVar("Settings", bound=BaseModel)
+_PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
+
+
+def is_finished(folder: Path, config: RunConfig, *, resume: bool) -> bool:
+    """Whether the run is done already; an error if the folder holds something else."""
+    if not (folder / CONFIG).is_file():
+        return False
+    if not resume:
+        raise UserError(
+            f"{folder} holds a run already. Continue it with --resume, or choose another folder "
+            "with --output."
+        )
+    before = read_config(folder)
+    for name in RunConfig.model_fields:
+        there, here = getattr(before, name), getattr(config, name)
+        if there != here:
+            raise UserError(
+                f"{folder} holds a run with another configuration ({name} is {there!r} there, "
+                f"{here!r} here). Repeat its command to resume it, or choose another folder with "
+                "--output."
+            )
+    return (folder / FINISHED).is_file()
+
+
+def read_config(folder: Path) -> RunConfig:
+    return _read(folder / CONFIG, RunConfig)
+
+
+def read_machine(folder: Path) -> Machine:
+    return _read(folder / MACHINE, Machine)
+
+
+def _read(path: Path, kind: type[Settings]) -> Settings:
+    try:
+        return kind.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{path} does not fit this version of solodg: {where}: {first['msg'].lower()}."
+        ) from error
+
+
+def claim(folder: Path, config: RunConfig, machine: Machine) -> None:
+    """Write what the run is. From now on the folder is this run's."""
+    write_json(folder / VERSIONS, versions())
+    write_json(folder / MACHINE, machine.model_dump(mode="json"))
+    write_json(folder / CONFIG, config.model_dump(mode="json"))
+
+
+def versions() -> dict[str, str]:
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return found | {"python": platform.python_version(), "machine": platform.machine()}

@@ -1,0 +1,83 @@
+"""Files that are whole or absent: atomic writes, and JSON lines that survive a crash."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from solodg.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """A reader, or the next run after a crash, finds the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """One JSON object more; a line cut off by a crash is closed first, so that it stays alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        torn = False
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        file.write((b"\n" if torn else b"") + json.dumps(value).encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines; a line cut off by a crash is left out."""
+    if not path.is_file():
+        return []
+    values = []
+    for line in path.read_bytes().splitlines():
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            continue
+    return values
+
+
+def write_lines(path: Path, values: list[dict[str, Any]]) -> None:
+    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]
+) -> None:
+    """A safetensors file with a JSON header."""
+    ready = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomically(path, save(ready, metadata={"header": json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error

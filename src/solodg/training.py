@@ -1,0 +1,210 @@
+"""fit(): the only place with an optimiser.
+
+A run is a pure function of its configuration: whatever is random in a step is seeded by the run's
+seed and the step's number. So a run that was killed and resumed ends with the same weights as one
+that was not.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from solodg.algorithms import Algorithm
+from solodg.progress import NoProgress, Progress
+from solodg.seeding import derive, torch_generator
+from solodg.storage import append_line, read_lines, read_tensors, write_lines, write_tensors
+from solodg.types import Batch, Episode
+
+STATE, METRICS = "state.safetensors", "metrics.jsonl"
+LOG_EVERY = 10
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
+
+
+class Episodes(Protocol):
+    def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast."""
+
+    steps: int
+    validate_every: int
+    learning_rate: float
+    backbone_learning_rate: float
+    weight_decay: float
+    seed: int
+
+
+class Score(NamedTuple):
+    """Of source validation; compared in this order."""
+
+    accuracy: float
+    negative_nll: float
+
+
+class Hooks(Protocol):
+    """What fit() asks of the run around it."""
+
+    def validate(self, algorithm: Algorithm) -> Score:
+        """Finalise in eval mode and score on source validation images."""
+
+    def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
+        """Save: this is the best model so far."""
+
+
+def fit(
+    fabric: Fabric,
+    algorithm: Algorithm,
+    loader: Episodes,
+    transform: Transform,
+    schedule: Schedule,
+    hooks: Hooks,
+    folder: Path,
+    progress: Progress | None = None,
+    watch: Callable[[dict[str, float]], None] = lambda metrics: None,
+) -> None:
+    """Train from the beginning, or from the state that a killed run left in `folder`."""
+    model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
+    model.mark_forward_method("losses")
+    start, best = _restore(fabric, algorithm, optimizer, folder)
+    episodes = loader.episodes(start, schedule.steps, fabric.global_rank)
+    with (progress or NoProgress()).bar("Training", schedule.steps, start) as advance:
+        for step, episode in enumerate(episodes, start=start + 1):
+            losses = _update(fabric, model, optimizer, episode, transform, schedule.seed, step)
+            if step % LOG_EVERY == 0 or step == schedule.steps:
+                line = {"step": step} | {name: v.item() for name, v in losses.items()}
+                _log(fabric, folder, line, watch)
+                advance(0, f"loss {line['loss']:.3f}{_best_note(best)}")
+            if step % schedule.validate_every == 0 or step == schedule.steps:
+                best = _select(fabric, algorithm, step, best, hooks, folder, watch)
+                _save_state(fabric, algorithm, optimizer, folder, step, best)
+            advance(1)
+
+
+def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Optimizer:
+    """Adam; the backbone has a learning rate of its own."""
+    backbone = {id(p) for p in algorithm.backbone.parameters()}
+    trained = [p for p in algorithm.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) not in backbone], "lr": schedule.learning_rate},
+        {
+            "params": [p for p in trained if id(p) in backbone],
+            "lr": schedule.backbone_learning_rate,
+        },
+    ]
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.Adam(filled, weight_decay=schedule.weight_decay)
+
+
+def _update(
+    fabric: Fabric,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    episode: Episode,
+    transform: Transform,
+    seed: int,
+    step: int,
+) -> dict[str, Tensor]:
+    generator = torch_generator(seed, "augment", step, fabric.global_rank)
+    ready = Episode(
+        _to_inputs(fabric, episode.source, transform, generator),
+        _to_inputs(fabric, episode.target, transform, generator),
+        episode.num_context,
+    )
+    torch.manual_seed(derive(seed, "noise", step, fabric.global_rank))
+    model.train()
+    losses: dict[str, Tensor] = model.losses(ready)
+    optimizer.zero_grad(set_to_none=True)
+    fabric.backward(losses["loss"])
+    optimizer.step()
+    return losses
+
+
+def _to_inputs(
+    fabric: Fabric, batch: Batch, transform: Transform, generator: torch.Generator
+) -> Batch:
+    on_device: Batch = fabric.to_device(batch)
+    return on_device._replace(x=transform(on_device.x, generator))
+
+
+def _select(
+    fabric: Fabric,
+    algorithm: Algorithm,
+    step: int,
+    best: Score | None,
+    hooks: Hooks,
+    folder: Path,
+    watch: Callable[[dict[str, float]], None],
+) -> Score | None:
+    """Validate on rank 0, keep the model if it is the best, and tell the other ranks."""
+    if fabric.is_global_zero:
+        algorithm.eval()
+        score = hooks.validate(algorithm)
+        line = {"step": step, "val_accuracy": score.accuracy, "val_nll": -score.negative_nll}
+        _log(fabric, folder, line, watch)
+        if best is None or score > best:
+            best = score
+            hooks.selected(algorithm, step, score)
+    return fabric.broadcast(best)
+
+
+def _log(
+    fabric: Fabric,
+    folder: Path,
+    line: dict[str, float],
+    watch: Callable[[dict[str, float]], None],
+) -> None:
+    if fabric.is_global_zero:
+        append_line(folder / METRICS, line)
+        watch(line)
+
+
+def _best_note(best: Score | None) -> str:
+    return "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
+
+
+def _save_state(
+    fabric: Fabric,
+    algorithm: Algorithm,
+    optimizer: Any,
+    folder: Path,
+    step: int,
+    best: Score | None,
+) -> None:
+    if not fabric.is_global_zero:
+        return
+    tensors = {f"model.{name}": tensor for name, tensor in algorithm.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+    write_tensors(folder / STATE, tensors, {"step": step, "best": best})
+
+
+def _restore(
+    fabric: Fabric, algorithm: Algorithm, optimizer: Any, folder: Path
+) -> tuple[int, Score | None]:
+    """Load the last state, if any, and forget what was logged after it."""
+    if not (folder / STATE).is_file():
+        if fabric.is_global_zero:
+            (folder / METRICS).unlink(missing_ok=True)
+        return 0, None
+    tensors, header = read_tensors(folder / STATE)
+    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    algorithm.load_state_dict(model)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = tensor
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if fabric.is_global_zero:
+        lines = read_lines(folder / METRICS)
+        write_lines(folder / METRICS, [x for x in lines if x["step"] <= header["step"]])
+    return header["step"], Score(*header["best"]) if header["best"] else None

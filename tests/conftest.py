@@ -1,0 +1,57 @@
+"""Small real things that many tests share."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solodg.data import DATASETS, DomainDataset, Loading
+from solodg.torchvision_guard import make_torchvision_importable
+
+make_torchvision_importable()  # tests import timm and torchvision themselves
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
+    """No test reads or writes the user's data and caches."""
+    monkeypatch.setenv("SOLODG_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("SOLODG_DATA", str(tmp_path_factory.getbasetemp() / "no-data"))
+
+
+@pytest.fixture(scope="session")
+def toy() -> DomainDataset:
+    return DATASETS["toy"].load(Loading(Path("nowhere"), image_size=32, channels=3))
+
+
+def write_images(root: Path, cells: dict[tuple[str, str], int], size: int = 24) -> Path:
+    """Real files `domain/class/i.png`; brightness tells the class, tint the domain."""
+    generator = np.random.default_rng(0)
+    classes = sorted({c for _, c in cells})
+    domains = sorted({d for d, _ in cells})
+    for (domain, label), count in cells.items():
+        folder = root / domain / label
+        folder.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            level = 40 + 170 * classes.index(label) / max(1, len(classes) - 1)
+            pixels = generator.normal(level, 12, (size, size, 3))
+            pixels[..., domains.index(domain) % 3] *= 0.8
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Three domains, two classes; domain `c` lacks the class `apple`."""
+    cells = {(d, c): 10 for d in "abc" for c in ("apple", "pear")}
+    del cells["c", "apple"]
+    return write_images(tmp_path / "own", cells)
+
+
+@pytest.fixture
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -1,0 +1,107 @@
+"""Backbones: any timm model, AlexNet, our small one; styles, weights, channels, freezing."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from solodg.backbones import ReadyFeatures, build_backbone
+from solodg.errors import UserError
+
+# One that hands out its stages, one that only names them, one of tokens, and the special ones.
+NAMES = ["resnet18", "densenet121", "vit_tiny_patch16_224", "alexnet", "small_cnn",
+         "tf_efficientnet_lite0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backbone_gives_what_it_promises(name: str, channels: int) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(name, channels=channels, image_size=64).eval()
+    features = backbone(torch.rand(2, channels, 64, 64))
+    assert features.embedding.shape == (2, backbone.embedding_dim)
+    assert features.style.shape == (2, backbone.style_dim)
+    assert torch.isfinite(features.embedding).all()
+
+
+def test_the_style_is_the_channel_means_of_every_stage() -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("resnet18", image_size=64).eval()
+    x = torch.rand(3, 3, 64, 64)
+    net = backbone.net.model
+    h = net.maxpool(first := net.act1(net.bn1(net.conv1((x - backbone.mean) / backbone.std))))
+    stages = [first]
+    stages += [h := layer(h) for layer in (net.layer1, net.layer2, net.layer3, net.layer4)]
+    expected = torch.cat([stage.mean((2, 3)) for stage in stages], 1)
+    torch.testing.assert_close(backbone(x).style, expected)
+    torch.testing.assert_close(backbone(x).embedding, stages[-1].mean((2, 3)))
+
+
+def test_normalisation_is_the_published_one_for_colour_images() -> None:
+    assert build_backbone("resnet18", image_size=32).mean.flatten().tolist() == pytest.approx(
+        [0.485, 0.456, 0.406]
+    )
+    assert (
+        build_backbone("tf_efficientnet_lite0", image_size=32).mean.flatten().tolist() == [0.5] * 3
+    )
+
+
+def test_weights_from_a_file_are_loaded_and_a_classifier_in_it_ignored(tmp_path) -> None:
+    torch.manual_seed(0)
+    donor = timm.create_model("resnet18", num_classes=10)
+    state = {k: v for k, v in donor.state_dict().items() if "num_batches_tracked" not in k}
+    save_file(state, tmp_path / "w.safetensors")
+    backbone = build_backbone("resnet18", image_size=32, weights=tmp_path / "w.safetensors")
+    assert torch.equal(backbone.net.model.conv1.weight, donor.conv1.weight)
+
+
+def test_colour_weights_serve_grey_images(tmp_path) -> None:
+    donor = timm.create_model("resnet18", num_classes=10)
+    save_file(donor.state_dict(), tmp_path / "w.safetensors")
+    path = tmp_path / "w.safetensors"
+    backbone = build_backbone("resnet18", channels=1, image_size=32, weights=path)
+    expected = donor.conv1.weight.sum(1, keepdim=True)
+    torch.testing.assert_close(backbone.net.model.conv1.weight, expected)
+
+
+def test_weights_of_another_model_are_refused(tmp_path) -> None:
+    save_file(timm.create_model("resnet18").state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="does not fit backbone 'resnet34'"):
+        build_backbone("resnet34", image_size=32, weights=tmp_path / "w.safetensors")
+
+
+def test_a_damaged_or_missing_weights_file_is_named(tmp_path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        build_backbone("resnet18", image_size=32, weights=tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="no weights file"):
+        build_backbone("resnet18", image_size=32, weights=tmp_path / "none")
+
+
+def test_an_unknown_name_gets_its_neighbours() -> None:
+    with pytest.raises(UserError, match="resnet18"):
+        build_backbone("resnet-18")
+
+
+def test_a_frozen_backbone_stays_as_it_is_in_training() -> None:
+    backbone = build_backbone("small_cnn", channels=1, image_size=32)
+    backbone.freeze()
+    before = {k: v.clone() for k, v in backbone.state_dict().items()}
+    backbone.train()
+    assert not backbone(torch.rand(4, 1, 32, 32)).embedding.requires_grad
+    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
+
+
+def test_frozen_norm_keeps_statistics_but_trains_weights() -> None:
+    backbone = build_backbone("small_cnn", channels=1, image_size=32)
+    backbone.freeze_norm()
+    before = {k: v.clone() for k, v in backbone.named_buffers()}
+    backbone.train()
+    assert backbone(torch.rand(4, 1, 32, 32)).embedding.requires_grad
+    assert all(torch.equal(v, before[k]) for k, v in backbone.named_buffers())
+
+
+def test_ready_features_are_split_in_two() -> None:
+    features = ReadyFeatures(2, 3)(torch.arange(10.0).view(2, 5))
+    assert features.embedding.tolist() == [[0, 1], [5, 6]]
+    assert features.style.tolist() == [[2, 3, 4], [7, 8, 9]]

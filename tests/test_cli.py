@@ -1,0 +1,216 @@
+"""The command line as a user meets it: answers, and one clear line for every mistake."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import write_images
+from solodg import cli
+from solodg.data import DATASETS
+
+
+@pytest.fixture
+def solodg(monkeypatch, capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["solodg", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+FAST = ["--backbone", "small_cnn", "--image-size", "32", "--steps", "4", "--context-images", "2",
+        "--accelerator", "cpu"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run on real files, and the files."""
+    root = tmp_path_factory.mktemp("cli")
+    images = write_images(root / "own", {(d, c): 10 for d in "abc" for c in ("apple", "pear")})
+    command = [sys.executable, "-m", "solodg", "train", images, "--target", "b", *FAST,
+               "--steps", "40", "--output", root / "run"]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return root / "run", images
+
+
+def test_train_evaluate_predict_on_own_images(solodg, trained) -> None:
+    run, images = trained
+    code, out, err = solodg("evaluate", run)
+    assert code == 0, err
+    assert "unseen" in out
+    assert "random-split-0.2-seed-0" in out
+    code, out, err = solodg("predict", run, images / "b" / "pear", images / "b" / "apple" / "0.png")
+    assert code == 0, err
+    assert out.count("pear/") == 10
+    assert "apple/0.png" in out
+
+
+def test_predictions_as_json_from_a_list_on_stdin(solodg, trained) -> None:
+    run, images = trained
+    paths = [str(p) for p in sorted((images / "b").rglob("*.png"))]
+    code, out, _ = solodg("predict", run, "-", "--json", stdin="\n".join(paths))
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["image"] for row in rows] == paths
+    assert {"class", "probability", "uncertainty", "probabilities"} <= rows[0].keys()
+
+
+def test_records_as_json(solodg, trained) -> None:
+    code, out, _ = solodg("evaluate", trained[0], "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    wanted = {"dataset", "algorithm", "variant", "adapter", "target", "seed", "protocol", "metrics",
+              "config", "versions", "data"}  # fmt: skip
+    assert wanted <= records[0].keys()
+    assert str(trained[1].parent) not in out  # no path of a machine
+
+
+def test_a_bad_image_among_good_ones_is_named_and_the_others_answered(solodg, trained, tmp_path):
+    run, images = trained
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    code, out, err = solodg("predict", run, tmp_path / "bad.png", images / "b" / "pear" / "1.png")
+    assert code == 2
+    assert "bad.png" in err
+    assert "pear/1.png" in out
+
+
+def test_datasets_are_listed_with_what_is_found(solodg, tmp_path) -> None:
+    code, out, _ = solodg("datasets", "--json", "--data-dir", tmp_path)
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows.keys() == DATASETS.keys()
+    assert rows["pacs"]["domains"] == ["art_painting", "cartoon", "photo", "sketch"]
+    assert rows["pacs"]["found"] is None
+    assert "5,000" in rows["rotated-mnist"]["found"]
+    code, out, _ = solodg("datasets", "--data-dir", tmp_path)
+    assert code == 0
+    assert "domaingeneralization" in out.replace("\n", "")
+
+
+MISTAKES = {
+    "unknown dataset": (["train", "pasc"], "Did you mean 'pacs'"),
+    "unknown target": (["train", "toy", "--target", "skyy"], "Did you mean 'sky'"),
+    "unknown backbone": (["train", "toy", "--backbone", "resnet118"], "resnet18"),
+    "unknown algorithm": (["train", "toy", "--algorithm", "sol"], "Did you mean 'solo'"),
+    "unknown variant": (["train", "toy", "--variant", "invarant"], "Did you mean 'invariant'"),
+    "unknown preset": (["train", "toy", "--preset", "paper"], "literal"),
+    "unknown argument": (["train", "toy", "--set", "kl_wait=1"], "Did you mean 'kl_weight'"),
+    "argument of another type": (["train", "toy", "--set", "kl_weight=much"], "valid number"),
+    "argument out of its choices": (["train", "toy", "--set", "turns=two"], "'one' or 'all'"),
+    "malformed argument": (["train", "toy", "--set", "kl_weight"], "NAME=VALUE"),
+    "no such value": (["train", "toy", "--steps", "0"], "--steps"),
+    "channels": (["train", "toy", "--channels", "2"], "--channels"),
+    "missing data": (["train", "pacs", "--target", "sketch"], "--data-dir"),
+    "no target": (["train", "vlcs", "--data-dir", "."], "VLCS not found"),
+    "frozen without weights": (["train", "toy", "--freeze-backbone"], "--weights"),
+    "two kinds of weights": (["train", "toy", "--pretrained", "--weights", "x"], "exclude"),
+    "missing weights": (["train", "toy", "--weights", "nowhere.safetensors"], "no weights file"),
+    "too few images": (["train", "toy", "--context-images", "25"], "--context-images 24"),
+    "one source": (
+        ["train", "toy", "--target", "ash", "--target", "sky", "--target", "moss"],
+        "--pseudo-domains",
+    ),
+    "no run": (["evaluate", "nowhere"], "holds no model"),
+    "no model": (["predict", "nowhere", "x.png"], "holds no model"),
+    "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(solodg, tmp_path, monkeypatch, case) -> None:
+    arguments, hint = MISTAKES[case]
+    monkeypatch.chdir(tmp_path)
+    code, _, err = solodg(*arguments)
+    assert code == 2
+    assert "Traceback" not in err
+    line = err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    assert hint in line
+
+
+def test_an_unreadable_training_image_is_named_or_skipped_on_demand(solodg, tmp_path) -> None:
+    images = write_images(tmp_path / "own", {(d, c): 8 for d in "abc" for c in ("x", "y")})
+    (images / "a" / "x" / "5.png").write_bytes(b"broken")
+    (images / "c" / "y" / "2.png").write_bytes(b"broken")
+    common = ["train", images, "--target", "b", *FAST]
+    code, _, err = solodg(*common, "--output", tmp_path / "r0")
+    assert code == 2
+    assert ".png" in err.splitlines()[-1]
+    assert "--skip-bad-images" in err
+    code, _, err = solodg(*common, "--output", tmp_path / "r1", "--skip-bad-images")
+    assert code == 0, err
+    assert sum(int(line.split()[1]) for line in err.splitlines() if "Skipped" in line) == 2
+
+
+def test_an_empty_class_folder_and_an_empty_target_are_explained(solodg, tmp_path) -> None:
+    (tmp_path / "own" / "a").mkdir(parents=True)
+    code, _, err = solodg("train", tmp_path / "own", "--target", "a", "--output", tmp_path / "r")
+    assert code == 2
+    assert "no images" in err
+
+
+def test_no_target_given_lists_the_domains(solodg, trained) -> None:
+    code, _, err = solodg("train", trained[1], *FAST, "--output", trained[0].parent / "other")
+    assert code == 2
+    assert "--target with one of a, b, c" in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -> None:
+    """Writes go to a device that is always full."""
+    real = Path.open
+
+    def full(path: Path, mode: str = "r", *rest, **options):
+        target = Path("/dev/full") if "w" in mode and path.name.startswith(".model") else path
+        return real(target, mode, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "run")
+    assert code == 2
+    assert "No space left" in err
+    assert "Traceback" not in err
+
+
+def test_help_teaches(solodg) -> None:
+    for command in ("train", "evaluate", "predict", "datasets", "demo"):
+        code, out, _ = solodg(command, "--help")
+        assert code == 0
+        assert len(out.splitlines()) > 5
+    code, out, _ = solodg("--help")
+    assert all(name in out for name in ("train", "evaluate", "predict", "datasets", "demo"))
+
+
+def test_the_literal_preset_is_the_papers(tmp_path, solodg) -> None:
+    code, _, err = solodg("train", "toy", *FAST, "--preset", "literal", "--output", tmp_path / "r")
+    assert code == 0, err
+    config = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert config["variant"] == "literal"
+    assert config["backbone_learning_rate"] == 5e-5
+    assert config["steps"] == 4  # what is given by hand goes over the preset
+
+
+def test_the_demo_compares_two_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
+    code, out, err = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
+    assert code == 0, err
+    assert "ERM" in out
+    assert "single-sample" in out
+    assert "unseen 0" in out.replace("\n", " ")
+    assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 5_000
+    assert "solodg predict" in out
+    again_code, again, _ = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
+    assert again_code == 0
+    assert again == out  # nothing is trained twice, and the numbers stay

@@ -1,0 +1,153 @@
+"""What every entry of every registry promises, on toy data."""
+
+import json
+
+import pytest
+import torch
+
+from solodg import checkpoint
+from solodg.adapters import ADAPTERS
+from solodg.algorithms import ALGORITHMS
+from solodg.backbones import build_backbone
+from solodg.config import RunConfig, resolve
+from solodg.data import DATASETS, DomainDataset
+from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.transforms import to_unit
+from solodg.training import Schedule, build_optimizer
+from solodg.types import Batch, Episode
+
+VARIANTS = [(name, variant) for name, kind in ALGORITHMS.items() for variant in kind.variants]
+
+
+def build(name: str, variant: str, num_classes: int = 3, seed: int = 0):
+    torch.manual_seed(seed)
+    kind = ALGORITHMS[name]
+    backbone = build_backbone("small_cnn", channels=3, image_size=32)
+    return kind(backbone, num_classes=num_classes, **kind.variants[variant])
+
+
+def episodes(toy: DomainDataset, count: int, context: int = 3, queries: int = 8) -> list[Episode]:
+    train = toy.leave_out(["sky"]).train
+    sampler = EpisodeSampler(train, context=context, queries=queries, seed=0)
+    loader = EpisodeLoader(train, sampler)
+    return [
+        Episode(*(b._replace(x=to_unit(b.x)) for b in e[:2]), e.num_context)
+        for e in loader.episodes(0, count)
+    ]
+
+
+def finalized(toy: DomainDataset, name: str, variant: str):
+    algorithm = build(name, variant)
+    for episode in episodes(toy, 2):  # BatchNorm has statistics, noise has been drawn
+        algorithm.train().losses(episode)
+    algorithm.eval().finalize([inputs(toy.leave_out(["sky"]).train.balanced(10, 0))])
+    return algorithm
+
+
+def inputs(part) -> Batch:
+    batch = next(part.batches(10_000))
+    return batch._replace(x=to_unit(batch.x))
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_one_image_alone_equals_its_row_in_a_batch_of_64(toy, name: str, variant: str) -> None:
+    algorithm = finalized(toy, name, variant)
+    x = inputs(toy.targets(["sky"])["sky"]).x[:64]
+    with torch.inference_mode():
+        for predict in (algorithm, algorithm.probabilities):
+            together = predict(x)
+            alone = torch.cat([predict(x[i : i + 1]) for i in range(64)])
+            torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, variant: str) -> None:
+    algorithm = build(name, variant).train()
+    schedule = Schedule(40, 10, 3e-3, 3e-3, 0.0, 0)
+    optimizer = build_optimizer(algorithm, schedule)
+    values = []
+    for episode in episodes(toy, 40):
+        losses = algorithm.losses(episode)
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        optimizer.step()
+        values.append(losses["loss"].item())
+    unreached = [n for n, p in algorithm.named_parameters() if p.grad is None]
+    assert not unreached
+    assert sum(values[-5:]) < sum(values[:5])
+    if variant != "literal":  # which does not start from random weights: see docs/method.md
+        assert sum(values[-5:]) < 0.5 * sum(values[:5])
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_training_works_with_a_single_query_and_a_single_context_image(toy, name, variant) -> None:
+    algorithm = build(name, variant).train()
+    losses = algorithm.losses(episodes(toy, 1, context=1, queries=1)[0])
+    losses["loss"].backward()
+    assert torch.isfinite(losses["loss"])
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_a_saved_model_predicts_the_same_bit_for_bit(toy, tmp_path, name, variant) -> None:
+    algorithm = finalized(toy, name, variant)
+    info = checkpoint.ModelInfo(
+        algorithm=name, variant=variant, arguments=ALGORITHMS[name].variants[variant],
+        backbone="small_cnn", channels=3, image_size=32, classes=list(toy.classes),
+        source_domains=["ash", "clay", "moss"], dataset="toy",
+    )  # fmt: skip
+    checkpoint.save_info(tmp_path, info)
+    checkpoint.save_weights(tmp_path, algorithm, step=1, validation={})
+    loaded, loaded_info = checkpoint.load(tmp_path)
+    x = inputs(toy.targets(["sky"])["sky"]).x[:9]
+    assert loaded_info == info
+    assert torch.equal(loaded(x), algorithm(x))
+    assert torch.equal(loaded.probabilities(x), algorithm.probabilities(x))
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_the_same_seed_gives_the_same_losses(toy, name: str, variant: str) -> None:
+    def run() -> list[float]:
+        algorithm = build(name, variant, seed=5).train()
+        torch.manual_seed(3)
+        return [algorithm.losses(e)["loss"].item() for e in episodes(toy, 2)]
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_algorithms_are_documented_and_their_variants_build(name: str, variant: str) -> None:
+    assert len(ALGORITHMS[name].__doc__ or "") > 20
+    resolve(RunConfig(dataset="toy", algorithm=name, variant=variant))
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_that_say_single_sample_are(toy, name: str) -> None:
+    adapter = ADAPTERS[name](finalized(toy, "solo", "default")).eval()
+    x = inputs(toy.targets(["sky"])["sky"]).x[:5]
+    together = adapter(x)
+    adapter.reset()
+    alone = []
+    for i in range(5):
+        alone.append(adapter(x[i : i + 1]))
+        adapter.reset()
+    equal = torch.allclose(torch.cat(alone), together, atol=1e-5)
+    assert equal or not adapter.single_sample
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_reset_restores_an_adapter_bit_for_bit(toy, name: str) -> None:
+    adapter = ADAPTERS[name](finalized(toy, "erm", "default")).eval()
+    before = {k: v.clone() for k, v in adapter.state_dict().items()}
+    adapter(inputs(toy.targets(["sky"])["sky"]).x[:8])
+    adapter.reset()
+    assert all(torch.equal(v, before[k]) for k, v in adapter.state_dict().items())
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_dataset_says_what_it_is_and_how_to_get_it(name: str, tmp_path) -> None:
+    spec = DATASETS[name]
+    assert spec.name == name
+    assert len(spec.domains) >= 2
+    assert set(spec.default_targets) <= set(spec.domains)
+    assert spec.how_to_get
+    json.dumps(spec.find(tmp_path))

@@ -1,0 +1,134 @@
+"""Decoding: every kind of image file a user may bring, as real files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solodg.data.decode import BadImageError, decode
+from solodg.data.images import ImageFiles, MemoryBudget
+
+GRADIENT = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))  # (30, 40): dark to light
+
+
+def saved(tmp_path: Path, image: Image.Image, name: str, **options) -> Path:
+    image.save(tmp_path / name, **options)
+    return tmp_path / name
+
+
+def is_gradient(pixels: torch.Tensor) -> bool:
+    row = pixels.float().mean((0, 1))
+    return bool(row[0] < 40 and row[-1] > 215 and (row.diff() > -3).all())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK", "P", "RGBA", "LA", "1", "I;16", "I", "F"])
+def test_every_mode_becomes_eight_bit_pixels(tmp_path: Path, mode: str, channels: int) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(GRADIENT.astype(np.uint16) * 257)
+    elif mode in ("I", "F"):
+        image = Image.fromarray(GRADIENT).convert(mode)
+    else:
+        image = Image.fromarray(GRADIENT).convert("RGB").convert(mode)
+    ending = "tif" if mode in ("CMYK", "I", "F") else "png"
+    pixels = decode(saved(tmp_path, image, f"x.{ending}"), channels=channels, size=16)
+    assert pixels.shape == (channels, 16, 16)
+    assert pixels.dtype == torch.uint8
+    assert mode == "1" or is_gradient(pixels)
+
+
+def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
+    image = Image.fromarray(GRADIENT).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying, to be shown upright
+    upright = decode(saved(tmp_path, image, "x.jpg", exif=exif, quality=95), channels=3, size=16)
+    assert is_gradient(upright.transpose(1, 2))
+    assert not is_gradient(upright)
+
+
+def test_transparency_is_put_on_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    assert decode(saved(tmp_path, image, "x.png"), channels=3, size=8).min() == 255
+
+
+def test_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
+    frames = [Image.new("L", (8, 8), level) for level in (250, 5)]
+    path = saved(tmp_path, frames[0], "x.gif", save_all=True, append_images=frames[1:])
+    assert decode(path, channels=1, size=8).min() > 240
+
+
+def test_resizing_equals_pil(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(GRADIENT), "x.png")
+    expected = np.asarray(Image.fromarray(GRADIENT).resize((16, 16), Image.Resampling.BILINEAR))
+    assert np.array_equal(decode(path, channels=1, size=16)[0].numpy(), expected)
+
+
+def test_files_bytes_and_images_in_memory_agree(tmp_path: Path) -> None:
+    path = saved(tmp_path, Image.fromarray(GRADIENT), "x.png")
+    with Image.open(path) as image:
+        results = [
+            decode(source, channels=3, size=12) for source in (path, path.read_bytes(), image)
+        ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "unknown format"), (b"not an image", "unknown format")]
+)
+def test_what_is_no_image_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(BadImageError, match=rf"x\.png.*{reason}"):
+        decode(tmp_path / "x.png", channels=3, size=8)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_truncated_file_is_named(tmp_path: Path, ending: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    path = saved(tmp_path, Image.fromarray(noise), f"x.{ending}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(BadImageError, match=rf"x\.{ending}"):
+        decode(path, channels=3, size=8)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadImageError, match="no such file"):
+        decode(tmp_path / "x.png", channels=3, size=8)
+
+
+def files(tmp_path: Path, count: int, budget: int) -> ImageFiles:
+    for i in range(count):
+        Image.new("L", (8, 8), 10 * i).save(tmp_path / f"{i}.png")
+    names = [f"{i}.png" for i in range(count)]
+    return ImageFiles(tmp_path, names, channels=1, size=8, budget=MemoryBudget(budget))
+
+
+def test_images_are_decoded_once_while_memory_allows(tmp_path: Path) -> None:
+    images = files(tmp_path, 6, budget=4 * 64)  # room for four of six
+    first = images.take(range(6))
+    assert first[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    for i in range(6):
+        Image.new("L", (8, 8), 200).save(tmp_path / f"{i}.png")
+    again = images.take(range(6))[:, 0, 0, 0].tolist()
+    assert sum(value == 200 for value in again) == 2  # only these were read again
+
+
+def test_a_subset_shares_the_budget_and_nothing_else(tmp_path: Path) -> None:
+    images = files(tmp_path, 4, budget=3 * 64)
+    part = images.subset([3, 1])
+    assert part.take([0, 1])[:, 0, 0, 0].tolist() == [30, 10]
+    assert part.paths == ["3.png", "1.png"]
+    images.take(range(4))
+    assert len(images._kept) == 1
+
+
+def test_bad_images_are_found_beforehand(tmp_path: Path) -> None:
+    images = files(tmp_path, 5, budget=10**6)
+    (tmp_path / "2.png").write_bytes(b"broken")
+    done = []
+    bad = images.bad_images(done.append)
+    assert list(bad) == [2]
+    assert "2.png" in str(bad[2])
+    assert sum(done) == 5

@@ -1,0 +1,111 @@
+"""Frozen features: computed once, found again, and the same as the whole model's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import solodg
+from solodg.backbones import Backbone, build_backbone
+from solodg.config import Machine, RunConfig
+from solodg.data import dataset_spec
+from solodg.data.loading import Loading
+from solodg.data.transforms import to_unit
+from solodg.run import train_run
+from solodg.score import evaluate_run
+
+
+@pytest.fixture
+def frozen(tmp_path: Path, image_folder: Path):
+    """A run's configuration on real files with a frozen backbone, and its machine."""
+    torch.manual_seed(0)
+    donor = build_backbone("small_cnn", channels=3, image_size=32)
+    save_file(donor.net.state_dict(), tmp_path / "w.safetensors")
+    config = RunConfig(
+        dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=30, image_size=32,
+        weights=str(tmp_path / "w.safetensors"), freeze_backbone=True, context_images=2,
+    )  # fmt: skip
+    return config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def forward_count(monkeypatch) -> list[int]:
+    seen: list[int] = []
+    real = Backbone.forward
+
+    def counted(self, x):
+        seen.append(len(x))
+        return real(self, x)
+
+    monkeypatch.setattr(Backbone, "forward", counted)
+    return seen
+
+
+def computed(seen: list[int]) -> int:
+    """Images that went through a backbone, but for those that tell it its dimensions."""
+    total = sum(n for n in seen if n > 1)
+    seen.clear()
+    return total
+
+
+def test_features_are_computed_once_for_all_runs(tmp_path, frozen, forward_count) -> None:
+    config, machine = frozen
+    train_run(config, machine, tmp_path / "r0")
+    assert computed(forward_count) == 30  # domains a and c; the target b is not touched
+    train_run(config.model_copy(update={"seed": 1}), machine, tmp_path / "r1")
+    assert computed(forward_count) == 0  # another split, the same images
+    train_run(config.model_copy(update={"algorithm": "erm"}), machine, tmp_path / "r2")
+    assert computed(forward_count) == 0
+    evaluate_run(tmp_path / "r0")
+    assert computed(forward_count) == 20  # only now the target
+    other = config.model_copy(update={"targets": ("a",)})
+    train_run(other, machine, tmp_path / "r3")
+    assert computed(forward_count) == 0
+
+
+def test_a_model_trained_on_features_predicts_images(tmp_path, frozen, image_folder) -> None:
+    config, machine = frozen
+    train_run(config, machine, tmp_path / "run")
+    model = solodg.load(tmp_path / "run")
+    paths = sorted((image_folder / "b").rglob("*.png"))
+    predictions = model.predict(paths)
+    accuracy = np.mean(
+        [p.label == path.parent.name for p, path in zip(predictions, paths, strict=True)]
+    )
+    assert evaluate_run(tmp_path / "run")[0].metrics["accuracy"] == pytest.approx(accuracy)
+
+
+def test_other_weights_or_other_images_are_other_features(tmp_path, frozen, forward_count) -> None:
+    config, machine = frozen
+    train_run(config, machine, tmp_path / "r0")
+    computed(forward_count)
+    torch.manual_seed(9)
+    donor = build_backbone("small_cnn", channels=3, image_size=32)
+    save_file(donor.net.state_dict(), tmp_path / "w.safetensors")
+    train_run(config.model_copy(update={"seed": 2}), machine, tmp_path / "r1")
+    assert computed(forward_count) == 30
+    (Path(config.dataset) / "a" / "pear" / "3.png").unlink()
+    train_run(config.model_copy(update={"seed": 3}), machine, tmp_path / "r2")
+    assert computed(forward_count) == 19  # domain a anew, domain c found
+
+
+def test_stored_features_are_the_features_of_their_image(tmp_path, image_folder) -> None:
+    from solodg.features import FeatureStore
+    from solodg.progress import NoProgress
+
+    backbone = build_backbone("small_cnn", channels=3, image_size=32).eval()
+    dataset = dataset_spec(str(image_folder)).load(Loading(Path("."), 32, 3))
+    source = dataset.leave_out(["b"], seed=4)
+    store = FeatureStore(backbone, "small_cnn", tmp_path, torch.device("cpu"), NoProgress())
+    for part, stored in zip(
+        (source.train, source.val), store.replace_images([source.train, source.val]), strict=True
+    ):
+        order = np.random.default_rng(0).permutation(len(part))
+        with torch.inference_mode():
+            expected = torch.cat(backbone(to_unit(part.images.take(order))), 1)
+        torch.testing.assert_close(stored.images.take(order), expected, atol=1e-5, rtol=1e-5)
+        assert stored.images.keys() == part.images.keys()
+        half = stored.images.subset(order[:3])
+        torch.testing.assert_close(half.take([2, 0]), expected[[2, 0]], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,173 @@
+"""Own images from folders and manifests; published datasets in the same layout."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import write_images
+from solodg.data import DATASETS, Loading, dataset_spec
+from solodg.data.domains import TRAIN, UNASSIGNED, VAL
+from solodg.errors import UserError
+
+
+def load(path: Path | str, data_dir: Path = Path("nowhere"), **options):
+    return dataset_spec(str(path)).load(
+        Loading(data_dir, **({"image_size": 16, "channels": 3} | options))
+    )
+
+
+def test_a_domain_that_lacks_a_class_does_not_shift_labels(image_folder: Path) -> None:
+    dataset = load(image_folder)
+    assert dataset.classes == ("apple", "pear")
+    pears_of_c = dataset.labels[dataset.domains == dataset.domain_index("c")]
+    assert set(pears_of_c.tolist()) == {1}
+    assert len(dataset.labels) == 50
+
+
+def test_pixels_match_their_labels(image_folder: Path) -> None:
+    dataset = load(image_folder)
+    pixels = dataset.images.take(np.arange(len(dataset.labels))).float()
+    assert pixels.shape == (50, 3, 16, 16)
+    brightness = pixels.mean((1, 2, 3)).numpy()
+    assert brightness[dataset.labels == 0].max() < brightness[dataset.labels == 1].min()
+
+
+def test_hidden_files_and_other_endings_are_passed_over(image_folder: Path) -> None:
+    (image_folder / "a" / "apple" / "notes.txt").write_text("x")
+    (image_folder / "a" / "apple" / "._0.png").write_bytes(b"x")
+    (image_folder / ".cache").mkdir()
+    assert len(load(image_folder).labels) == 50
+
+
+@pytest.mark.parametrize("empty", ["domain", "root"])
+def test_an_empty_folder_is_named(tmp_path: Path, image_folder: Path, empty: str) -> None:
+    if empty == "domain":
+        (image_folder / "void").mkdir()
+        with pytest.raises(UserError, match=r"no images in .*void"):
+            load(image_folder)
+    else:
+        (tmp_path / "void").mkdir()
+        with pytest.raises(UserError, match="no images below"):
+            load(tmp_path / "void")
+
+
+def test_images_without_a_class_folder_are_explained(image_folder: Path) -> None:
+    (image_folder / "a" / "apple" / "0.png").rename(image_folder / "a" / "stray.png")
+    with pytest.raises(UserError, match="expected domain/class/image"):
+        load(image_folder)
+
+
+def manifest(folder: Path, header: str, rows: list[str]) -> Path:
+    path = folder / "list.csv"
+    path.write_text("\n".join([header, *rows]))
+    return path
+
+
+def test_a_manifest_gives_labels_domains_groups_and_splits(image_folder: Path) -> None:
+    rows = [
+        f"{d}/{c}/{i}.png,{c},site {d},patient{i // 2},{'val' if i > 7 else 'train'}"
+        for d in "ab" for c in ("apple", "pear") for i in range(10)
+    ]  # fmt: skip
+    dataset = load(manifest(image_folder, "path,label,domain,group,split", rows))
+    assert dataset.domain_names == ("site a", "site b")
+    assert np.bincount(dataset.split, minlength=3)[[TRAIN, VAL]].tolist() == [32, 8]
+    assert dataset.groups is not None
+    assert len(set(dataset.groups.tolist())) == 5
+    assert dataset.images.take([0]).shape == (1, 3, 16, 16)
+
+
+def test_groups_of_a_manifest_are_kept_together(image_folder: Path) -> None:
+    rows = [f"{d}/pear/{i}.png,pear,{d},p{i // 2}" for d in "abc" for i in range(10)]
+    rows += [f"{d}/apple/{i}.png,apple,{d}," for d in "ab" for i in range(10)]
+    dataset = load(manifest(image_folder, "path,label,domain,group", rows))
+    source = dataset.leave_out(["c"], val_fraction=0.3)
+    groups = [
+        {Path(key.split(":")[0]).stem for key in part.images.keys() if "pear" in key}  # noqa: SIM118
+        for part in (source.train, source.val)
+    ]
+    pairs = [{int(stem) // 2 for stem in stems} for stems in groups]
+    assert not pairs[0] & pairs[1]
+    assert dataset.protocol == "grouped-split"
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        ("path,label", ["a/apple/0.png,x"], "no column 'domain'"),
+        ("path,label,domain,grup", ["a/apple/0.png,x,a,1"], "Did you mean 'group'"),
+        ("path,label,domain", [], "lists no images"),
+        ("path,label,domain", ["a/apple/0.png,,a"], "line 2: label is empty"),
+        ("path,label,domain,split", ["a/apple/0.png,x,a,tset"], "line 2: split 'tset'"),
+    ],
+)
+def test_a_wrong_manifest_is_explained(image_folder: Path, header, rows, message) -> None:
+    with pytest.raises(UserError, match=message):
+        load(manifest(image_folder, header, rows))
+
+
+@pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld"])
+def test_office_home_is_found_in_every_spelling(tmp_path: Path, spelling: str) -> None:
+    cells = {(d, c): 3 for d in ("Art", "Clipart", "Product", spelling) for c in ("Bed", "Fan")}
+    write_images(tmp_path / "office_home", cells)
+    dataset = load("office-home", tmp_path)
+    assert dataset.domain_names == ("Art", "Clipart", "Product", "Real World")
+    assert dataset.canonical(["real_world"]) == ("Real World",)
+    assert dataset.split.tolist() == [UNASSIGNED] * 24
+    assert DATASETS["office-home"].find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vlcs", "terra-incognita", "domainnet", "pacs"])
+def test_published_folders_are_read_by_name(tmp_path: Path, name: str) -> None:
+    spec = DATASETS[name]
+    root = {"vlcs": "VLCS", "terra-incognita": "terra_incognita", "domainnet": "domain_net",
+            "pacs": "PACS"}[name]  # fmt: skip
+    write_images(tmp_path / root, {(d, c): 2 for d in spec.domains for c in ("x", "y")})
+    assert load(name, tmp_path).domain_names == spec.domains
+    assert load(name, tmp_path / root).domain_names == spec.domains  # --data-dir may be the root
+
+
+def test_a_missing_dataset_says_where_to_look_and_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"PACS not found.*--data-dir"):
+        load("pacs", tmp_path)
+
+
+def test_an_unknown_dataset_gets_its_neighbours() -> None:
+    with pytest.raises(UserError, match="Did you mean 'rotated-mnist'"):
+        dataset_spec("rotated-mnis")
+
+
+PACS_CLASSES = ("dog", "elephant")
+
+
+def pacs_with_lists(tmp_path: Path, label_of=lambda c: PACS_CLASSES.index(c) + 1) -> Path:
+    domains = DATASETS["pacs"].domains
+    write_images(tmp_path / "PACS", {(d, c): 5 for d in domains for c in PACS_CLASSES})
+    lists = tmp_path / "PACS-splits"
+    lists.mkdir()
+    for d in domains:
+        for part, numbers in (("train", range(4)), ("crossval", range(4, 5))):
+            lines = [f"{d}/{c}/{i}.png {label_of(c)}" for c in PACS_CLASSES for i in numbers]
+            (lists / f"{d}_{part}_kfold.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_pacs_uses_the_lists_of_its_authors(tmp_path: Path) -> None:
+    dataset = load("pacs", pacs_with_lists(tmp_path))
+    source = dataset.leave_out(["sketch"], seed=3)
+    assert (len(source.train), len(source.val)) == (24, 6)
+    assert all(key.split("/")[2].startswith("4.") for key in source.val.images.keys())  # noqa: SIM118
+    assert len(dataset.targets(["sketch"])["sketch"]) == 10
+    assert dataset.protocol == "li2017-lists"
+
+
+def test_pacs_lists_that_contradict_the_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its folder says 'dog'"):
+        load("pacs", pacs_with_lists(tmp_path, label_of=lambda c: 2 - PACS_CLASSES.index(c)))
+
+
+def test_pacs_images_outside_the_lists_are_refused(tmp_path: Path) -> None:
+    root = pacs_with_lists(tmp_path)
+    write_images(root / "PACS", {("photo", "dog"): 6})
+    with pytest.raises(UserError, match="1 images of PACS are in none of the lists"):
+        load("pacs", root)

