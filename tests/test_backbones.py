@@ -70,6 +70,33 @@ def test_weights_of_another_model_are_refused(tmp_path) -> None:
         build_backbone("resnet34", image_size=32, weights=tmp_path / "w.safetensors")
 
 
+def test_weights_of_a_larger_sibling_are_refused(tmp_path) -> None:
+    save_file(timm.create_model("resnet34").state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="not of this model"):
+        build_backbone("resnet18", image_size=32, weights=tmp_path / "w.safetensors")
+    save_file(timm.create_model("resnet50").state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="does not fit"):
+        build_backbone("resnet18", channels=1, image_size=32, weights=tmp_path / "w.safetensors")
+
+
+def test_alexnet_files_of_torchvision_are_read(tmp_path) -> None:
+    import torchvision
+
+    donor = torchvision.models.alexnet()
+    save_file(donor.state_dict(), tmp_path / "w.safetensors")
+    backbone = build_backbone("alexnet", image_size=64, weights=tmp_path / "w.safetensors")
+    assert torch.equal(backbone.net.model.classifier[1].weight, donor.classifier[1].weight)
+
+
+def test_images_too_small_for_a_backbone_are_explained() -> None:
+    with pytest.raises(UserError, match=r"32 pixels.*--image-size"):
+        build_backbone("alexnet", image_size=32)
+
+
+def test_normalisation_is_saved_with_the_weights() -> None:
+    assert {"mean", "std"} <= build_backbone("small_cnn", image_size=32).state_dict().keys()
+
+
 def test_a_damaged_or_missing_weights_file_is_named(tmp_path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"no tensors")
     with pytest.raises(UserError, match="not a readable safetensors file"):

@@ -39,6 +39,18 @@ def test_every_mode_becomes_eight_bit_pixels(tmp_path: Path, mode: str, channels
     assert mode == "1" or is_gradient(pixels)
 
 
+@pytest.mark.parametrize("top", [255, 1023, 4095, 65535])
+def test_a_scan_of_fewer_bits_keeps_its_contrast(tmp_path: Path, top: int) -> None:
+    image = Image.fromarray((GRADIENT.astype(float) / 255 * top).astype(np.uint16))
+    assert is_gradient(decode(saved(tmp_path, image, "x.png"), channels=1, size=16))
+
+
+@pytest.mark.parametrize("top", [1.0, 255.0])
+def test_floats_may_lie_in_the_unit_range(tmp_path: Path, top: float) -> None:
+    image = Image.fromarray((GRADIENT / 255 * top).astype(np.float32))
+    assert is_gradient(decode(saved(tmp_path, image, "x.tif"), channels=1, size=16))
+
+
 def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
     image = Image.fromarray(GRADIENT).convert("RGB")
     exif = Image.Exif()
@@ -122,6 +134,26 @@ def test_a_subset_shares_the_budget_and_nothing_else(tmp_path: Path) -> None:
     assert part.paths == ["3.png", "1.png"]
     images.take(range(4))
     assert len(images._kept) == 1
+
+
+def test_a_subset_brings_what_is_decoded_already(tmp_path: Path) -> None:
+    images = files(tmp_path, 3, budget=3 * 64)
+    images.take(range(3))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert images.subset([2, 0]).take([0, 1])[:, 0, 0, 0].tolist() == [20, 0]
+
+
+def test_keys_follow_the_content_and_not_the_size(tmp_path: Path) -> None:
+    images = files(tmp_path, 2, budget=0)
+    Image.new("L", (8, 8), 5).save(tmp_path / "0.bmp")
+    Image.new("L", (8, 8), 9).save(tmp_path / "1.bmp")
+    images.paths = ["0.bmp"]
+    before = images.keys()
+    (tmp_path / "0.bmp").write_bytes((tmp_path / "1.bmp").read_bytes())
+    assert images.keys() != before
+    (tmp_path / "0.bmp").unlink()
+    assert images.keys() == ["0.bmp:unreadable"]
 
 
 def test_bad_images_are_found_beforehand(tmp_path: Path) -> None:

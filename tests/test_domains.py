@@ -119,3 +119,42 @@ def test_balanced_takes_the_same_number_of_every_cell(toy: DomainDataset) -> Non
     assert np.bincount(chosen.domains * 3 + chosen.labels).tolist() == [4] * 9
     assert np.array_equal(chosen.labels, part.balanced(4, seed=0).labels)
     assert len(part.balanced(10_000, seed=0)) == len(part)
+
+
+def test_names_that_differ_only_in_punctuation_are_different_domains(toy: DomainDataset) -> None:
+    named = replace(toy, domain_names=("-15", "15", "v1.0", "v10"))
+    assert named.canonical(["-15"]) == ("-15",)
+    assert named.canonical(["v10"]) == ("v10",)
+    with pytest.raises(UserError, match="unknown domain"):
+        named.canonical(["v1_0"])  # could be either
+
+
+def test_an_open_image_goes_where_its_group_was_put(toy: DomainDataset) -> None:
+    groups = np.arange(len(toy.labels)) // 2
+    split = np.where(np.arange(len(groups)) % 2 == 0, np.array([TRAIN, VAL, TEST])[groups % 3], 0)
+    numbered = replace(
+        toy,
+        groups=groups,
+        split=split,
+        images=ImageArray(torch.arange(len(groups))[:, None].float()),
+    )
+    source = numbered.leave_out(["sky"])
+    for part, remainder in ((source.train, 0), (source.val, 1), (source.test, 2)):
+        numbers = part.images.take(range(len(part)))[:, 0].int() // 2
+        assert set((numbers % 3).tolist()) == {remainder}
+
+
+def test_a_group_in_two_given_splits_is_refused(toy: DomainDataset) -> None:
+    split = np.where(np.arange(len(toy.labels)) % 2 == 0, TRAIN, VAL)
+    with pytest.raises(UserError, match="more than one split"):
+        replace(toy, groups=np.arange(len(split)) // 2, split=split).leave_out(["sky"])
+
+
+def test_a_domain_that_is_one_group_is_not_held_out_whole_in_silence(toy: DomainDataset) -> None:
+    with pytest.raises(UserError, match="has no training image"):
+        replace(toy, groups=toy.domains).leave_out(["sky"])
+
+
+def test_the_fingerprint_of_the_source_follows_the_split(toy: DomainDataset) -> None:
+    prints = {toy.leave_out(["sky"], seed=seed).fingerprint() for seed in (0, 0, 1)}
+    assert len(prints) == 2

@@ -1,5 +1,7 @@
 """Episodes: what a sampler may and may not draw, for any data."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,8 +57,10 @@ def test_an_episode_is_what_it_says(layout, seed: int, step: int) -> None:
     assert {cell: cells.count(cell) for cell in wanted} == dict.fromkeys(wanted, context)
     asked = drawn.target[drawn.num_context :]
     assert 1 <= len(asked) <= queries
-    rest = (data.domains == next(iter(meta_target))).sum() - drawn.num_context
-    if rest:
+    assert set(data.labels[asked].tolist()) <= set(data.labels[drawn.source].tolist())
+    known = np.isin(data.labels, data.labels[drawn.source])
+    inside = np.flatnonzero((data.domains == next(iter(meta_target))) & known)
+    if len(set(inside.tolist()) - set(contexts.tolist())):
         assert not set(asked.tolist()) & set(contexts.tolist())
 
 
@@ -147,8 +151,26 @@ def test_a_loader_that_is_left_early_stops_its_threads() -> None:
     loader = EpisodeLoader(data, EpisodeSampler(data, context=2, queries=3, seed=1))
     stream = loader.episodes(0, 10_000)
     next(stream)
+    assert any(t.name.startswith("episodes") for t in threading.enumerate())
     stream.close()
+    assert not any(t.name.startswith("episodes") for t in threading.enumerate())
     assert next(loader.episodes(0, 1)).num_context == 4
+
+
+def test_only_classes_that_another_domain_can_show_are_asked() -> None:
+    """Domain 0 has classes 0 and 1, domain 1 has 1 and 2: only class 1 can be asked."""
+    labels = np.repeat([0, 1, 1, 2], 5)
+    data = labelled(labels, np.repeat([0, 1], 10), 2)
+    sampler = EpisodeSampler(data, context=2, queries=3, seed=0)
+    for step in range(20):
+        drawn = sampler(step)
+        assert set(labels[drawn.target[drawn.num_context :]].tolist()) == {1}
+
+
+def test_domains_without_a_common_class_are_refused() -> None:
+    data = labelled(np.repeat([0, 1], 5), np.repeat([0, 1], 5), 2)
+    with pytest.raises(UserError, match="class in common"):
+        EpisodeSampler(data, context=2, queries=3, seed=0)
 
 
 def test_too_few_images_for_the_context_are_named() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import solodg
@@ -109,3 +110,26 @@ def test_stored_features_are_the_features_of_their_image(tmp_path, image_folder)
         assert stored.images.keys() == part.images.keys()
         half = stored.images.subset(order[:3])
         torch.testing.assert_close(half.take([2, 0]), expected[[2, 0]], atol=1e-5, rtol=1e-5)
+
+
+def test_an_image_changed_in_place_is_another_image(tmp_path, frozen, forward_count) -> None:
+    config, machine = frozen
+    path = Path(config.dataset) / "a" / "pear" / "3.png"
+    bitmap = path.with_suffix(".bmp")
+    Image.open(path).save(bitmap)
+    path.unlink()
+    train_run(config, machine, tmp_path / "r0")
+    computed(forward_count)
+    size = bitmap.stat().st_size
+    Image.open(bitmap).point(lambda value: 255 - value).save(bitmap)
+    assert bitmap.stat().st_size == size
+    train_run(config.model_copy(update={"seed": 1}), machine, tmp_path / "r1")
+    assert computed(forward_count) == 20
+
+
+def test_a_backbone_can_be_trained_after_its_features_made_clusters(tmp_path) -> None:
+    config = RunConfig(
+        dataset="toy", backbone="small_cnn", steps=2, pseudo_domains="clusters", context_images=2
+    )
+    train_run(config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache"), tmp_path / "run")
+    assert (tmp_path / "run" / "finished.json").is_file()

@@ -33,6 +33,25 @@ def test_pixels_match_their_labels(image_folder: Path) -> None:
     assert brightness[dataset.labels == 0].max() < brightness[dataset.labels == 1].min()
 
 
+def test_domains_that_differ_in_punctuation_stay_apart(tmp_path: Path) -> None:
+    write_images(tmp_path / "own", {(d, c): 2 for d in ("-15", "15") for c in "xy"})
+    dataset = load(tmp_path / "own")
+    assert dataset.domain_names == ("-15", "15")
+    assert np.bincount(dataset.domains).tolist() == [4, 4]
+
+
+def test_a_manifest_in_another_encoding_is_explained(image_folder: Path) -> None:
+    (image_folder / "list.csv").write_bytes("path,label,domain\na,Äpfel,b".encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8"):
+        load(image_folder / "list.csv")
+
+
+def test_a_given_split_with_groups_is_called_given(image_folder: Path) -> None:
+    rows = [f"a/pear/{i}.png,pear,{'xy'[i % 2]},p{i},train" for i in range(6)]
+    dataset = load(manifest(image_folder, "path,label,domain,group,split", rows))
+    assert dataset.protocol == "given-split"
+
+
 def test_hidden_files_and_other_endings_are_passed_over(image_folder: Path) -> None:
     (image_folder / "a" / "apple" / "notes.txt").write_text("x")
     (image_folder / "a" / "apple" / "._0.png").write_bytes(b"x")
@@ -97,6 +116,7 @@ def test_groups_of_a_manifest_are_kept_together(image_folder: Path) -> None:
         ("path,label", ["a/apple/0.png,x"], "no column 'domain'"),
         ("path,label,domain,grup", ["a/apple/0.png,x,a,1"], "Did you mean 'group'"),
         ("path,label,domain", [], "lists no images"),
+        ("path,label,domain", ["a/apple/0.png,x,a", "a/apple/0.png,y,a"], "line 3: .*in line 2"),
         ("path,label,domain", ["a/apple/0.png,,a"], "line 2: label is empty"),
         ("path,label,domain,split", ["a/apple/0.png,x,a,tset"], "line 2: split 'tset'"),
     ],

@@ -36,6 +36,7 @@ def test_a_class_too_rare_in_a_cluster_moves_to_where_it_is_frequent(toy) -> Non
     features = np.zeros((len(source.train), 1), dtype=np.float32)
     bars = np.flatnonzero(source.train.labels == 0)
     features[source.train.labels == 2] = 100.0
+    features[np.flatnonzero(source.train.labels == 1)[::2]] = 100.0  # half of the discs as well
     features[bars[:2]] = 100.0  # two bars lie among the rings
     made = cluster_domains(
         source, features, np.zeros((len(source.val), 1), np.float32), 2, seed=0, min_images=4

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
@@ -104,15 +106,21 @@ def test_the_ci_calls_the_test_command_of_the_readme() -> None:
     assert ["make", "test"] in commands()
 
 
-def test_the_figures_of_the_readme_are_those_of_a_committed_record() -> None:
-    """The demo's table in the README is made of records, not of memory."""
+def test_the_figures_of_the_readme_are_those_of_committed_records() -> None:
+    """The demo's rows in the README, made again from the records: means and 95% intervals."""
     lines = (ROOT / "docs" / "results" / "demo.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    for algorithm in ("erm", "solo"):
-        per_seed = {}
-        for record in records:
-            if record["algorithm"] == algorithm and record["role"] == "target":
-                per_seed.setdefault(record["seed"], []).append(record["metrics"]["accuracy"])
-        means = [100 * sum(values) / len(values) for values in per_seed.values()]
-        assert len(means) >= 3
-        assert f"{sum(means) / len(means):.1f}" in README
+    for algorithm, name in (("erm", "ERM"), ("solo", "single-sample (`solo`)")):
+        cells = []
+        for role, domains in (("target", ["0"]), ("target", ["90"]), ("target", ["0", "90"]),
+                              ("in-distribution", ["15", "30", "45", "60", "75"])):  # fmt: skip
+            accuracy = np.array([
+                [r["metrics"]["accuracy"] for r in records
+                 if (r["algorithm"], r["role"], r["domain"]) == (algorithm, role, d)
+                 and r["seed"] == seed]
+                for d in domains for seed in (0, 1, 2)
+            ]).reshape(len(domains), 3)  # fmt: skip
+            per_seed = 100 * accuracy.mean(0)
+            interval = stats.t.ppf(0.975, 2) * per_seed.std(ddof=1) / np.sqrt(3)
+            cells.append(f"{per_seed.mean():.1f} ± {interval:.1f}")
+        assert f"| {name} | {' | '.join(cells)} |" in README

@@ -20,11 +20,11 @@ def embedded():
 
 
 def test_the_embedded_digits_follow_the_protocol_of_the_paper(embedded) -> None:
-    source = embedded.leave_out([])
+    source = embedded.leave_out(["0", "90"])
     assert source.domain_names == ("15", "30", "45", "60", "75")
     assert len(source.train) == 5 * 2000
     assert (len(source.val), len(source.test)) == (5 * 1000, 5 * 2000)
-    assert {name: len(part) for name, part in embedded.targets([]).items()} == {
+    assert {name: len(part) for name, part in embedded.targets(["0", "90"]).items()} == {
         "0": 2000,
         "90": 2000,
     }
@@ -98,11 +98,32 @@ def test_idx_files_are_found_and_read(tmp_path: Path, name: str, folder: str, co
     assert spec.find(tmp_path) == str(tmp_path / folder)
 
 
-def test_a_damaged_idx_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"\x1f\x8bbroken", gzip.compress(b"x" * 99)[:-9] + b"rubbish!!"]
+)
+def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
     folder = idx_folder(tmp_path / "mnist")
-    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8bbroken")
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(UserError, match="train-images-idx3-ubyte"):
         read_idx(folder, "train-images-idx3-ubyte")
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "rotated-fashion-mnist"])
+def test_any_folder_of_idx_files_may_be_given_but_not_that_of_the_other_family(tmp_path, name):
+    other = {"rotated-mnist": "FashionMNIST/raw", "rotated-fashion-mnist": "MNIST/raw"}[name]
+    assert DATASETS[name].find(idx_folder(tmp_path / "digits")) == str(tmp_path / "digits")
+    assert DATASETS[name].find(idx_folder(tmp_path / other)) != str(tmp_path / other)
+
+
+@pytest.mark.parametrize("size", [32, 96])
+def test_images_rotated_on_demand_keep_their_order_and_their_subset(embedded, size: int) -> None:
+    spec = DATASETS["rotated-mnist"]
+    images = spec.load(Loading(Path("nowhere"), size, 1, train_images=50)).images
+    chosen = np.random.default_rng(0).permutation(len(images))[:40]
+    part = images.subset(chosen)
+    assert torch.equal(part.take(range(40)), images.take(chosen))
+    assert part.keys() == [images.keys()[i] for i in chosen]
+    assert len(part.base) <= 40  # nothing of the others can be reached
 
 
 def test_a_subset_that_leaves_no_validation_images_is_refused(tmp_path: Path) -> None:
@@ -132,5 +153,5 @@ def test_svhn_is_one_source_and_mnist_its_target(tmp_path: Path) -> None:
     assert torch.equal(
         dataset.images.take([7])[0], torch.from_numpy(pixels[..., 7]).permute(2, 0, 1)
     )
-    assert dataset.leave_out([]).domain_names == ("svhn",)
-    assert len(dataset.targets([])["mnist"]) == 2000
+    assert dataset.leave_out(["mnist"]).domain_names == ("svhn",)
+    assert len(dataset.targets(["mnist"])["mnist"]) == 2000

@@ -186,15 +186,24 @@ def test_the_loss_is_the_negative_bound_of_equation_7() -> None:
     """With many samples, the loss tends to expectations that torch.distributions computes."""
     solo = build(posterior="invariant", turns="one", posterior_samples=40_000, prior_samples=40_000)
     episode = make_episode(queries=1)
+    merged = episode.merged
     torch.manual_seed(0)
     got = solo.losses(episode)
-    z = episode.target.x[-1, :D]
-    y = int(episode.target.y[-1])
-    centres = plain_centres(episode.merged.x[:, :D], episode.merged, list(range(2 * C * K)))[0]
-    q = Normal(*solo.amortiser(centres))
-    weights = q.sample((200_000,)) + solo.base.weight  # (M, C, D)
-    expected = -torch.log_softmax(weights @ z, -1)[:, y].mean()
-    torch.testing.assert_close(got["posterior_ce"], expected, atol=0.02, rtol=0.02)
+    z, y = merged.x[-1, :D], int(merged.y[-1])
+    rows = list(range(len(merged.y) - 1))
+    q, p = (
+        Normal(*solo.amortiser(plain_centres(merged.x[:, :D], merged, own)[0]))
+        for own in (rows[: 2 * C * K], rows[2 * C * K :])
+    )
+
+    def expected_ce(classifier: Normal) -> Tensor:
+        weights = classifier.sample((200_000,)) + solo.base.weight  # (M, C, D)
+        return -torch.log_softmax(weights @ z, -1)[:, y].mean()
+
+    divergence = kl_divergence(Independent(q, 2), Independent(p, 2))
+    expected = expected_ce(q) + expected_ce(p) + solo.kl_weight * divergence
+    torch.testing.assert_close(got["kl"], divergence, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(got["loss"], expected, atol=0.03, rtol=0.01)
 
 
 @pytest.mark.usefixtures("float64")
@@ -244,8 +253,17 @@ def test_finalize_does_not_depend_on_batches() -> None:
     torch.testing.assert_close(solo.source_centres, whole, atol=1e-6, rtol=1e-6)
 
 
-def test_a_model_that_was_not_finalized_predicts_nothing_believable() -> None:
-    assert torch.isnan(build(posterior="invariant").source_centres).all()
+@pytest.mark.parametrize("posterior", ["hierarchical", "concatenation", "invariant"])
+def test_a_model_that_was_not_finalized_predicts_nothing_believable(posterior: str) -> None:
+    solo, x = build(posterior=posterior), make_episode().target.x
+    assert torch.isnan(solo(x)).all()
+    assert torch.isnan(solo.probabilities(x)).all()
+
+
+@pytest.mark.parametrize("arguments", [{"source_samples": 0}, {"test_samples": 1}, {"hidden": 0}])
+def test_numbers_that_make_no_sense_are_refused(arguments: dict) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        build(**arguments)
 
 
 def test_a_class_that_no_source_has_is_never_predicted() -> None:
@@ -264,7 +282,7 @@ def test_at_the_start_the_classifier_is_its_learned_base() -> None:
     torch.testing.assert_close(solo(episode.target.x), solo.base(episode.target.x[:, :D]))
 
 
-def test_the_divergence_weighs_nothing_at_first_and_fully_after_the_warm_up() -> None:
+def test_the_weight_of_the_divergence_grows_until_the_warm_up_ends() -> None:
     solo = build(kl_warmup=2, kl_weight=0.5)
     weights = []
     for _ in range(3):

@@ -96,8 +96,9 @@ def test_two_processes_stay_equal_and_only_the_first_writes(tmp_path: Path) -> N
         "          f'weights={hashlib.sha256(content).hexdigest()} '\n"
         "          f'wrote={len(written)}', flush=True)\n"
         "run.fit = fit\n"
-        "config = RunConfig(dataset='toy', backbone='small_cnn', steps=20, validate_every=10)\n"
-        "machine = Machine(accelerator='cpu', devices='2', strategy='ddp')\n"
+        "config = RunConfig(dataset='toy', backbone='small_cnn', steps=20, validate_every=10,\n"
+        "                   devices='2')\n"
+        "machine = Machine(accelerator='cpu', strategy='ddp')\n"
         "run.train_run(config, machine, Path(sys.argv[1]))\n"
     )
     run = subprocess.run(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,24 +28,24 @@ _EVAL_BATCH = 128
 Say = Callable[[str], None]
 
 
-def load_source(
-    config: RunConfig, machine: Machine, progress: Progress, say: Say = lambda text: None
-) -> SourceData:
-    """The source domains of a run, every image of them readable."""
+def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunConfig]:
+    """The source domains of a run, and its configuration with targets as the data spells them."""
     dataset = load_dataset(config, machine)
-    source = dataset.leave_out(config.targets, seed=config.seed, val_fraction=config.val_fraction)
+    targets = dataset.canonical(config.targets)
+    source = dataset.leave_out(targets, seed=config.seed, val_fraction=config.val_fraction)
     if len(source.domain_names) < 2 and not config.pseudo_domains:
         raise UserError(
             f"training needs at least two source domains, and without the target(s) "
-            f"{', '.join(config.targets)} there is only {source.domain_names[0]!r}. "
+            f"{', '.join(targets)} there is only {source.domain_names[0]!r}. "
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
+    return source, config.model_copy(update={"targets": targets})
+
+
+def read_source(source: SourceData, config: RunConfig, progress: Progress, say: Say) -> SourceData:
+    """The same with every image readable, or left out."""
     source = source.mapped(lambda part: readable(part, config, progress, say))
-    if len(source.val) == 0:
-        raise UserError(
-            "no validation images: every class of every domain has a single image. Add images, "
-            "or mark some with split val in a CSV manifest."
-        )
+    source.check()
     return source
 
 
@@ -77,7 +77,7 @@ def readable(
     first = bad[min(bad)]
     if not config.skip_bad_images:
         more = f" ({len(bad) - 1} more like it)" if len(bad) > 1 else ""
-        raise UserError(f"{first}{more}. Mend or remove it, or train with --skip-bad-images.")
+        raise UserError(f"{first}{more}. Mend or remove it, or add --skip-bad-images.")
     say(f"Skipped {len(bad)} unreadable image(s), the first: {first.name}")
     return part.subset(np.setdiff1d(np.arange(len(part)), list(bad)))
 
@@ -178,16 +178,16 @@ def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
     )
 
 
-def launch(machine: Machine) -> Fabric:
-    number = machine.devices.lstrip("-").isdigit()
-    devices: Any = int(machine.devices) if number else machine.devices
+def launch(config: RunConfig, machine: Machine) -> Fabric:
+    number = config.devices.lstrip("-").isdigit()
+    devices: Any = int(config.devices) if number else config.devices
     try:
         fabric = Fabric(
             accelerator=machine.accelerator,
             devices=devices,
-            num_nodes=machine.num_nodes,
+            num_nodes=config.num_nodes,
             strategy=machine.strategy,
-            precision=cast(Any, machine.precision),
+            precision=config.precision,
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"cannot set up the devices: {error}") from error
@@ -195,7 +195,10 @@ def launch(machine: Machine) -> Fabric:
     return fabric
 
 
-def single_device(machine: Machine) -> torch.device:
+def single_device(accelerator: str) -> torch.device:
     """One device of the kind asked for: evaluation is not distributed."""
-    device: torch.device = Fabric(accelerator=machine.accelerator, devices=1).device
+    try:
+        device: torch.device = Fabric(accelerator=accelerator, devices=1).device
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"cannot set up the device: {error}") from error
     return device

@@ -24,6 +24,7 @@ import torchvision  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from timm.models import adapt_input_conv  # noqa: E402
 
+_CLASSIFIERS = ("classifier.6", "fc", "head", "classifier")  # what a file may hold too much
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -49,8 +50,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.net = net
         self.channels, self.image_size = channels, image_size
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
         self.mean: Tensor
         self.std: Tensor
         self.frozen = False
@@ -84,8 +85,15 @@ class Backbone(nn.Module):
         """Embedding and style dimensions, as the network shows them for one image."""
         training = self.training
         self.eval()
-        with torch.no_grad():
-            features = self(torch.zeros(1, self.channels, self.image_size, self.image_size))
+        try:
+            with torch.no_grad():
+                features = self(torch.zeros(1, self.channels, self.image_size, self.image_size))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
+                "Try a larger --image-size, e.g. 224."
+            ) from error
         self.train(training)
         return features.embedding.shape[1], features.style.shape[1]
 
@@ -251,18 +259,32 @@ def _load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
         raise UserError(f"{path} is not a readable safetensors file ({error}).") from error
     model = cast(nn.Module, getattr(net, "model", net))
     own = model.state_dict()
-    for key in list(state):
-        if key in own and state[key].ndim == 4 and state[key].shape != own[key].shape:
+    for key in set(state) & set(own):
+        if channels != 3 and _is_colour_convolution(state[key], own[key]):
             state[key] = adapt_input_conv(channels, state[key])
+    heads = getattr(model, "default_cfg", {}).get("classifier") or _CLASSIFIERS
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    foreign = [k for k in state if k not in own and not k.startswith(heads)]
     fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
     # BatchNorm's counter of batches is not a weight, and many published files leave it out.
     missing = [k for k in own if k not in fitting and not k.endswith("num_batches_tracked")]
-    if missing:
+    if missing or foreign:
         raise UserError(
             f"{path} does not fit backbone {name!r}: {len(missing)} of {len(own)} tensors are "
-            f"missing or of another shape, e.g. {missing[0]!r}. Is it for another model?"
+            f"missing or of another shape, {len(foreign)} are not of this model, "
+            f"e.g. {(missing + foreign)[0]!r}. Is it for another model?"
         )
     model.load_state_dict(fitting, strict=False)
+
+
+def _is_colour_convolution(given: Tensor, own: Tensor) -> bool:
+    """The same convolution but for its input channels, which are three."""
+    return (
+        given.ndim == own.ndim == 4
+        and given.shape[1] == 3
+        and given.shape[0] == own.shape[0]
+        and given.shape[2:] == own.shape[2:]
+    )
 
 
 def _channel_means(stage: Tensor) -> Tensor:

@@ -62,6 +62,10 @@ class RunConfig(BaseModel):
     skip_bad_images: bool = False
     seed: int = Field(default=0, ge=0)
 
+    devices: str = "1"  # each draws its own episodes, so their number is part of the result
+    num_nodes: PositiveInt = 1
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+
     @property
     def starts_from_weights(self) -> bool:
         return self.pretrained or self.weights is not None
@@ -78,10 +82,7 @@ class Machine(BaseModel):
     workers: PositiveInt = 2
     memory_gb: float = Field(default=DEFAULT_MEMORY_GB, gt=0)
     accelerator: str = "auto"
-    devices: str = "1"
-    num_nodes: PositiveInt = 1
     strategy: str = "auto"
-    precision: str = "32-true"
 
 
 def build(kind: type[BaseModel], values: dict[str, Any]) -> Any:
@@ -97,9 +98,11 @@ def build(kind: type[BaseModel], values: dict[str, Any]) -> Any:
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with every open choice made, checked against the registries."""
     spec = dataset_spec(config.dataset)
-    algorithm_arguments(config)
+    given = set(config.arguments)
+    arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
     steps = config.steps
     values = {
+        "arguments": arguments,
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
         "freeze_norm": config.starts_from_weights
@@ -111,6 +114,8 @@ def resolve(config: RunConfig) -> RunConfig:
         "validate_every": config.validate_every or max(1, min(200, steps // 5)),
         "targets": config.targets or spec.default_targets,
     }
+    if config.train_images and not spec.takes_train_images:
+        raise UserError(f"--train-images is for rotated datasets; {spec.name} is used whole.")
     if config.pretrained and config.weights:
         raise UserError("--pretrained and --weights exclude each other: give one of them.")
     if config.freeze_backbone and not config.starts_from_weights:
@@ -129,15 +134,16 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
         raise unknown(f"variant of {config.algorithm}", config.variant, kind.variants)
     known = get_type_hints(kind.__init__)
     names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes"}
+    checked = {}
     for name, value in config.arguments.items():
         if name not in names:
             raise unknown(f"argument of {config.algorithm}", name, names)
         try:
-            TypeAdapter(known[name]).validate_python(value)
+            checked[name] = TypeAdapter(known[name]).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
             raise UserError(f"--set {name}={value}: {reason}.") from error
-    return kind.variants[config.variant] | config.arguments
+    return kind.variants[config.variant] | checked
 
 
 def _channels(config: RunConfig, spec: DatasetSpec) -> int:

@@ -26,7 +26,7 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     progress = BarProgress(err)
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():
-        err.print(f"[bold]{name}[/bold]: sources 15-75 degrees, {steps} steps")
+        err.print(f"{name}: sources 15-75 degrees, {steps} steps", style="bold")
         config = _config(algorithm, steps, seed)
         folder = output / f"{algorithm}-{steps}-{seed}"
         train_run(config, machine, folder, resume=True, progress=progress)
@@ -49,11 +49,11 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     Image.fromarray(examples["90"][0]).save(digit)
     prediction = Predictor.load(folder).predict(digit)
     out.print(
-        f"One image alone, {digit}: [bold]{prediction.label}[/bold] with probability "
+        f"One image alone, {digit}: {prediction.label} with probability "
         f"{prediction.probability:.2f}, uncertainty {prediction.uncertainty:.2f}"
     )
     out.print(f"Model: {folder}\nPicture: {picture}")
-    out.print("[bold]Try next[/bold]")
+    out.print("Try next", style="bold")
     out.print(f"  solodg predict {folder} {digit} --json")
     out.print("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
     out.print("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")

@@ -103,24 +103,28 @@ class FeatureStore:
         mapped: NDArray[np.float32] = np.load(path, mmap_mode="r")
         return mapped
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
     def _compute(self, named: list[tuple[Images, int, str]], domain: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(named), width)}
         backbone = self.backbone.to(self.device).eval()
         try:
-            out = np.lib.format.open_memmap(
-                temporary, mode="w+", dtype=np.float32, shape=(len(named), width)
-            )
-            with self.progress.bar(f"Features of {domain}", len(named)) as advance:
+            # Written, not mapped: a full disk is then an error, and not the end of the process.
+            with (
+                temporary.open("wb") as file,
+                self.progress.bar(f"Features of {domain}", len(named)) as advance,
+            ):
+                np.lib.format.write_array_header_1_0(file, header)
                 for start in range(0, len(named), _BATCH):
                     chunk = named[start : start + _BATCH]
                     pixels = torch.cat(_take(chunk)).to(self.device)
                     features = torch.cat(backbone(to_unit(pixels)), 1)
-                    out[start : start + len(chunk)] = features.cpu().numpy()
+                    file.write(features.float().cpu().numpy().astype("<f4").tobytes())
                     advance(len(chunk))
-            out.flush()
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -17,11 +17,12 @@ from solodg.assembly import (
     feature_store,
     inputs,
     launch,
-    load_source,
     make_algorithm,
     make_backbone,
     make_schedule,
     model_info,
+    open_source,
+    read_source,
     with_features,
     with_pseudo_domains,
 )
@@ -37,7 +38,7 @@ from solodg.runfolder import FINISHED, claim, is_finished
 from solodg.seeding import derive
 from solodg.storage import write_json
 from solodg.tensorboard import tensorboard
-from solodg.training import STATE, Score, fit
+from solodg.training import STATE, Score, fit, on_first
 from solodg.types import Batch
 
 
@@ -52,17 +53,18 @@ def train_run(
 ) -> Path:
     """Train, select on source validation, and leave the selected model in `folder`."""
     config = resolve(config)
-    fabric = launch(machine)
+    fabric = launch(config, machine)
     if not fabric.is_global_zero:
         progress, say = NoProgress(), lambda text: None
     progress = progress or NoProgress()
-    if is_finished(folder, config, resume=resume):
+    source, config = open_source(config, machine)
+    if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
         say(f"{folder} is finished already: nothing to do.")
         return folder
-    fabric.barrier()  # no process looks at the folder after the first has claimed it
     started = time.perf_counter()
 
-    source = load_source(config, machine, progress, say)
+    source = read_source(source, config, progress, say)
+    fingerprint = source.fingerprint()
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
@@ -82,9 +84,14 @@ def train_run(
         classes=source.classes,
     )
     loader = EpisodeLoader(source.train, sampler, workers=machine.workers)
+    images_a_step = sum(len(part) for part in sampler(0)[:2])
+    say(
+        f"{len(source.train)} training images of {len(source.domain_names)} domains, "
+        f"{len(source.val)} to validate; {images_a_step} images a step."
+    )
     run = _Run(fabric, source, config, folder, backbone if config.freeze_backbone else None)
     if fabric.is_global_zero:
-        claim(folder, config, machine)
+        claim(folder, config, machine, fingerprint)
         checkpoint.save_info(folder, model_info(config, source))
     augment = AUGMENTATIONS[source.kind] if config.augment else lambda x, generator: to_unit(x)
     with tensorboard(fabric, folder) as watch:

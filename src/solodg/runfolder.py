@@ -12,7 +12,7 @@ from solodg.errors import UserError
 from solodg.storage import read_json, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
-FINISHED, RESULTS = "finished.json", "results.jsonl"
+SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 Settings = TypeVar("Settings", bound=BaseModel)
 _PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
 
@@ -57,9 +57,10 @@ def _read(path: Path, kind: type[Settings]) -> Settings:
         ) from error
 
 
-def claim(folder: Path, config: RunConfig, machine: Machine) -> None:
+def claim(folder: Path, config: RunConfig, machine: Machine, fingerprint: str) -> None:
     """Write what the run is. From now on the folder is this run's."""
     write_json(folder / VERSIONS, versions())
+    write_json(folder / SOURCE, {"fingerprint": fingerprint})
     write_json(folder / MACHINE, machine.model_dump(mode="json"))
     write_json(folder / CONFIG, config.model_dump(mode="json"))
 

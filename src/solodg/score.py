@@ -1,6 +1,7 @@
 """Scoring a finished run: the first and only place where its target domains are read."""
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from solodg.assembly import (
 from solodg.backbones import Backbone, ReadyFeatures
 from solodg.config import Machine, RunConfig
 from solodg.data import DomainDataset, LabelledImages
-from solodg.errors import unknown
+from solodg.errors import UserError, unknown
 from solodg.evaluation import metrics, predict
 from solodg.features import FeatureStore
 from solodg.progress import NoProgress, Progress
-from solodg.runfolder import RESULTS, VERSIONS, read_config, read_machine
+from solodg.runfolder import RESULTS, SOURCE, VERSIONS, read_config, read_machine
 from solodg.storage import append_line, read_json
 from solodg.types import Record
 
@@ -33,28 +34,39 @@ def evaluate_run(
     folder: Path,
     machine: Machine | None = None,
     *,
+    dataset: str | None = None,
     adapter: str = "none",
+    accelerator: str = "auto",
+    skip_bad_images: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
-    """Score the saved model on its target domains, and on unseen images of its sources."""
+    """Score the saved model on its target domains, and on unseen images of its sources.
+
+    `machine` and `dataset` say where the data lies, if it has moved since training.
+    """
     progress = progress or NoProgress()
-    algorithm, _ = checkpoint.load(folder)
-    config = read_config(folder)
+    algorithm, info = checkpoint.load(folder)
+    config = _moved(read_config(folder), dataset, skip_bad_images)
     machine = machine or read_machine(folder)
     if adapter not in ADAPTERS:
         raise unknown("adapter", adapter, ADAPTERS)
-    dataset = load_dataset(config, machine)
-    device = single_device(machine)
+    data = load_dataset(config, machine)
+    if list(data.classes) != info.classes:
+        raise UserError(
+            f"the classes of the data ({_shortened(data.classes)}) are not those of the model "
+            f"({_shortened(info.classes)}): has a folder been renamed, added or removed?"
+        )
+    device = single_device(accelerator)
     store = None
     if config.freeze_backbone:
         backbone = algorithm.backbone
         assert isinstance(backbone, Backbone)
         store = feature_store(config, machine, backbone, device, progress)
         algorithm.backbone = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
-    parts = _scored_parts(dataset, config, store, progress, say)
+    parts = _scored_parts(data, config, folder, store, progress, say)
     model = ADAPTERS[adapter](algorithm).to(device).eval()
-    facts = {"fingerprint": dataset.fingerprint(), "images": len(dataset.labels)} | dataset.facts
+    facts = {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts
     records = []
     for role, part in parts:
         name = part.domain_names[int(part.domains[0])]
@@ -66,7 +78,7 @@ def evaluate_run(
         seconds = time.perf_counter() - started
         records.append(
             Record(
-                dataset=dataset.name,
+                dataset=data.name,
                 algorithm=config.algorithm,
                 variant=config.variant,
                 adapter=adapter,
@@ -74,7 +86,7 @@ def evaluate_run(
                 domain=name,
                 role=role,
                 seed=config.seed,
-                protocol=_protocol(dataset, config),
+                protocol=_protocol(data, config),
                 metrics=metrics(result),
                 config=_portable(config),
                 versions=read_json(folder / VERSIONS),
@@ -93,6 +105,7 @@ def evaluate_run(
 def _scored_parts(
     dataset: DomainDataset,
     config: RunConfig,
+    folder: Path,
     store: FeatureStore | None,
     progress: Progress,
     say: Say,
@@ -103,19 +116,49 @@ def _scored_parts(
         return readable(part, config, progress, say)
 
     targets = [read(part) for part in dataset.targets(config.targets).values()]
-    source = dataset.leave_out(config.targets, seed=config.seed, val_fraction=config.val_fraction)
-    if store is not None:  # features are stored by whole domains
+    if store is not None:
         targets = [store.replace_images([part])[0] for part in targets]
-        source = with_features(source.mapped(read), store)
-    role, own = ("in-distribution", source.test)
-    if len(own) == 0:
-        role, own = ("source-validation", source.val)
-    own = read(own)
-    parts = [("target", part) for part in targets]
-    return parts + [
+    return [("target", part) for part in targets] + [
         (role, own.subset(np.flatnonzero(own.domains == domain)))
+        for role, own in [_held_out(dataset, config, folder, store, read, say)]
         for domain in np.unique(own.domains)
     ]
+
+
+def _held_out(
+    dataset: DomainDataset,
+    config: RunConfig,
+    folder: Path,
+    store: FeatureStore | None,
+    read: Callable[[LabelledImages], LabelledImages],
+    say: Say,
+) -> tuple[str, LabelledImages]:
+    """The source images that training did not see: test images, or else validation images."""
+    source = dataset.leave_out(config.targets, seed=config.seed, val_fraction=config.val_fraction)
+    if store is not None or config.skip_bad_images:  # the whole of it, as training had it
+        source = source.mapped(read)
+    if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+        say(
+            "The source images are not those of the training: only the target is scored, since "
+            "images that were trained on could stand among the held-out ones."
+        )
+        return "source-validation", source.val.subset([])
+    if store is not None:
+        source = with_features(source, store)
+    if len(source.test):
+        return "in-distribution", read(source.test)
+    return "source-validation", read(source.val)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _moved(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
+    values: dict[str, Any] = {"dataset": dataset} if dataset else {}
+    if skip_bad_images:
+        values["skip_bad_images"] = True
+    return config.model_copy(update=values)
 
 
 def _protocol(dataset: DomainDataset, config: RunConfig) -> str:

@@ -8,13 +8,14 @@ that was not.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
+from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress
 from solodg.seeding import derive, torch_generator
 from solodg.storage import append_line, read_lines, read_tensors, write_lines, write_tensors
@@ -23,6 +24,7 @@ from solodg.types import Batch, Episode
 STATE, METRICS = "state.safetensors", "metrics.jsonl"
 LOG_EVERY = 10
 
+Result = TypeVar("Result")
 Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
 
 
@@ -100,7 +102,7 @@ def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Opt
         },
     ]
     filled = [group for group in groups if group["params"]]
-    return torch.optim.Adam(filled, weight_decay=schedule.weight_decay)
+    return torch.optim.Adam(filled, weight_decay=schedule.weight_decay, fused=True)
 
 
 def _update(
@@ -143,16 +145,34 @@ def _select(
     folder: Path,
     watch: Callable[[dict[str, float]], None],
 ) -> Score | None:
-    """Validate on rank 0, keep the model if it is the best, and tell the other ranks."""
-    if fabric.is_global_zero:
+    """Validate, and keep the model if it is the best so far."""
+
+    def validate() -> Score | None:
         algorithm.eval()
         score = hooks.validate(algorithm)
         line = {"step": step, "val_accuracy": score.accuracy, "val_nll": -score.negative_nll}
         _log(fabric, folder, line, watch)
-        if best is None or score > best:
-            best = score
-            hooks.selected(algorithm, step, score)
-    return fabric.broadcast(best)
+        if best is not None and score <= best:
+            return best
+        hooks.selected(algorithm, step, score)
+        return score
+
+    return on_first(fabric, validate)
+
+
+def on_first(fabric: Fabric, work: Callable[[], Result]) -> Result:
+    """Do the work in the first process; all get its result, or fail with its error."""
+    result: Any = None
+    failure: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except (UserError, OSError) as error:
+            failure = error
+    result, failure = fabric.broadcast((result, failure))
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]
 
 
 def _log(
@@ -189,12 +209,10 @@ def _save_state(
 def _restore(
     fabric: Fabric, algorithm: Algorithm, optimizer: Any, folder: Path
 ) -> tuple[int, Score | None]:
-    """Load the last state, if any, and forget what was logged after it."""
-    if not (folder / STATE).is_file():
-        if fabric.is_global_zero:
-            (folder / METRICS).unlink(missing_ok=True)
+    """Go on from the last state, if any; only the first process has to see its file."""
+    tensors, header = on_first(fabric, lambda: _last_state(folder))
+    if not tensors:
         return 0, None
-    tensors, header = read_tensors(folder / STATE)
     model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     algorithm.load_state_dict(model)
     state: dict[int, dict[str, Tensor]] = {}
@@ -204,7 +222,16 @@ def _restore(
             state.setdefault(int(index), {})[key] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    if fabric.is_global_zero:
-        lines = read_lines(folder / METRICS)
-        write_lines(folder / METRICS, [x for x in lines if x["step"] <= header["step"]])
     return header["step"], Score(*header["best"]) if header["best"] else None
+
+
+def _last_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a killed run, if there is one; what was logged after it is forgotten."""
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, Any] = {"step": 0}
+    if (folder / STATE).is_file():
+        tensors, header = read_tensors(folder / STATE)
+    lines = read_lines(folder / METRICS)
+    if lines:
+        write_lines(folder / METRICS, [x for x in lines if x["step"] <= header["step"]])
+    return tensors, header

@@ -1,25 +1,16 @@
 """What a training-time method is: losses for an episode, then logits for images."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from solodg.types import Batch, Episode, Features
-
-
-class FeatureExtractor(Protocol):
-    """What an algorithm asks of a backbone."""
-
-    embedding_dim: int
-    style_dim: int
-
-    def __call__(self, x: Tensor) -> Features: ...
+from solodg.types import Batch, Episode
 
 
 class Algorithm(nn.Module):
-    """A backbone and what a method puts on it.
+    """A backbone (`embedding_dim`, `style_dim`, images -> Features) and what a method puts on it.
 
     An algorithm returns losses; it never steps an optimiser. What prediction needs is a parameter
     or a buffer, nothing else. A prediction depends on its own image only: row i of a batch equals

@@ -28,6 +28,7 @@ from solodg.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
 from solodg.types import Batch, Episode, Features
 
 Posterior = Literal["hierarchical", "concatenation", "invariant"]
+MergedLayer = tuple[Tensor, Tensor]  # weight (H, H) and bias (H,)
 
 
 class Turn(NamedTuple):
@@ -91,6 +92,10 @@ class Solo(Algorithm):
         super().__init__(backbone, num_classes=num_classes)
         dim, style_dim = int(backbone.embedding_dim), int(backbone.style_dim)  # type: ignore[arg-type]
         hidden = min(dim, 512) if hidden is None else hidden
+        if min(hidden, source_samples, posterior_samples, prior_samples) < 1:
+            raise ValueError("hidden and the numbers of samples must be at least 1")
+        if test_samples < 2 or test_samples % 2:
+            raise ValueError(f"test_samples must be even and at least 2, not {test_samples}")
         self.posterior, self.meta_learning, self.turns = posterior, meta_learning, turns
         self.source_samples, self.posterior_samples = source_samples, posterior_samples
         self.prior_samples = prior_samples
@@ -120,6 +125,7 @@ class Solo(Algorithm):
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         merged = episode.merged
         features: Features = self.backbone(merged.x)
+        merged_layer = None if self.posterior == "invariant" else self._merged_layer()
         totals: dict[str, Tensor] = {}
         answered = 0
         for turn in self._turns(episode, merged, features.embedding):
@@ -130,7 +136,8 @@ class Solo(Algorithm):
             if len(queries) == 0:
                 continue
             asked = Features(features.embedding[queries], features.style[queries])
-            for name, value in self._turn_losses(asked, merged.y[queries], turn).items():
+            terms = self._turn_losses(asked, merged.y[queries], turn, merged_layer)
+            for name, value in terms.items():
                 totals[name] = totals.get(name, 0.0) + value * len(queries)
             answered += len(queries)
         if answered == 0:
@@ -170,16 +177,19 @@ class Solo(Algorithm):
         target.add(z[context], merged.y[context], merged.domain[context])
         return [Turn(queries, source.over(source.domains), target.over(target.domains))]
 
-    def _turn_losses(self, asked: Features, y: Tensor, turn: Turn) -> dict[str, Tensor]:
+    def _turn_losses(
+        self, asked: Features, y: Tensor, turn: Turn, merged_layer: MergedLayer | None
+    ) -> dict[str, Tensor]:
         z = asked.embedding
         base = 0.0 if self.base is None else self.base(z)  # (B, C)
         prior_hidden = self.amortiser.hidden(turn.target.mean)  # (C, H)
         prior = Gaussian(self.amortiser.mean(prior_hidden), self.amortiser.scale(prior_hidden))
-        if self.posterior == "invariant":
+        if merged_layer is None:
             posterior: Gaussian = self.amortiser(turn.source.mean)  # (C, D), the same for all
             moments = shared_logits(posterior, z)
         else:
-            hidden = self._hidden(asked.style, self._class_codes(turn.source.mean))  # (B, C, H)
+            codes = self._class_codes(turn.source.mean)
+            hidden = self._hidden(asked.style, codes, merged_layer)  # (B, C, H)
             scale = self.amortiser.scale(hidden)  # (B, C, D)
             moments = LogitMoments(self._mean_logits(hidden, z), _logit_scale(scale, z))
             mean = self.amortiser.mean(hidden) if self.kl_weight else scale  # read by the KL alone
@@ -212,14 +222,14 @@ class Solo(Algorithm):
         written: Gaussian = self.source_prior(source_centres)
         return written.sample(self.source_samples)
 
-    def _hidden(self, style: Tensor, class_codes: Tensor) -> Tensor:
+    def _hidden(self, style: Tensor, class_codes: Tensor, merged_layer: MergedLayer) -> Tensor:
         """The amortiser's hidden layer, mean over class codes: (B, S), (L, C, D) -> (B, C, H).
 
         The layer on a concatenation splits into a part per image and a part per class and sample;
         two linear layers in a row are one matrix; the mean over L goes before the linear heads.
         """
-        weight, bias = self._merged_layer()
-        return mean_hidden(self._image_part(style), self._class_part(class_codes), weight, bias)
+        images, classes = self._image_part(style), self._class_part(class_codes)
+        return mean_hidden(images, classes, *merged_layer)
 
     def _image_part(self, style: Tensor) -> Tensor:
         code = self.style_encoder(style)  # (B, D)
@@ -229,7 +239,7 @@ class Solo(Algorithm):
         dim = class_codes.shape[-1]
         return F.linear(class_codes, self.combine.weight[:, dim:], self.combine.bias)
 
-    def _merged_layer(self) -> tuple[Tensor, Tensor]:
+    def _merged_layer(self) -> MergedLayer:
         """`combined`, then the amortiser's first layer, as one layer: (H, H) and (H,)."""
         first = self.amortiser.first
         return first.weight @ self.combined.weight, first(self.combined.bias)
@@ -243,14 +253,15 @@ class Solo(Algorithm):
     # Prediction: everything that depends on the sources alone is a buffer
 
     def _register_source_knowledge(self, dim: int, hidden: int, samples: int) -> None:
+        """Buffers for `finalize` to fill; until then predictions are NaN, which nobody believes."""
         classes = self.num_classes
         self.register_buffer("source_centres", torch.full((classes, dim), math.nan))
         self.register_buffer("absent", torch.zeros(classes, dtype=torch.bool))
         if self.posterior == "invariant":
-            self.register_buffer("written_mean", torch.zeros(classes, dim))
+            self.register_buffer("written_mean", torch.full((classes, dim), math.nan))
             self.register_buffer("written_scale", torch.zeros(classes, dim))
         else:
-            self.register_buffer("class_part", torch.zeros(classes, hidden))
+            self.register_buffer("class_part", torch.full((classes, hidden), math.nan))
             self.register_buffer("merged_weight", torch.zeros(hidden, hidden))
             self.register_buffer("merged_bias", torch.zeros(hidden))
         # The same noise for every image keeps a prediction independent of its batch; in pairs

@@ -38,19 +38,15 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"error: {error}", markup=False, style="red")
+        err.print(f"error: {error}", style="red")
         sys.exit(USER_MISTAKE)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         where = f" ({error.filename})" if error.filename else ""
         err.print(
-            f"error: cannot write{where}: {error.strerror}. Free some space or choose another "
-            "--output; what was saved before is whole, and --resume goes on from it.",
-            markup=False,
+            f"error: {error.strerror}{where}. What was saved before is whole: with space and "
+            "permission, the same command with --resume goes on from it.",
             style="red",
         )
         sys.exit(USER_MISTAKE)
-    except KeyboardInterrupt:
-        err.print("interrupted. The same command with --resume goes on from the last state.")
-        sys.exit(130)

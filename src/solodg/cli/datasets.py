@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from solodg.cli.console import out
 
@@ -37,7 +38,7 @@ def datasets(
         return
     table = Table("name", "domains", f"found (in {folder})", show_lines=True)
     for row in rows:
-        found = row["found"] or f"[dim]no. {row['how_to_get']}[/dim]"
-        table.add_row(f"[bold]{row['name']}[/bold]", ", ".join(row["domains"]), found)
+        found = row["found"] or Text(f"no. {row['how_to_get']}", style="dim")
+        table.add_row(Text(row["name"], style="bold"), ", ".join(row["domains"]), found)
     out.print(table)
     out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")

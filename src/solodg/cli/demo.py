@@ -10,7 +10,7 @@ from solodg.cli.console import err, out
 
 def demo(
     output: Annotated[Path, typer.Option(help="Where runs and picture go.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 600,
+    steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 600,
     seed: Annotated[int, typer.Option(help="Another seed, other numbers.")] = 0,
 ) -> None:
     """Both methods on real rotated digits: two unseen angles, a table, a picture."""

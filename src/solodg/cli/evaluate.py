@@ -15,6 +15,13 @@ def evaluate(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Path of your own images, if it has changed since training.")
+    ] = None,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
+    skip_bad_images: Annotated[
+        bool, typer.Option("--skip-bad-images", help="Leave out what cannot be read, and say so.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Records as JSON lines.")] = False,
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones."""
@@ -26,7 +33,16 @@ def evaluate(
     machine = None
     if data_dir is not None and (run / MACHINE).is_file():
         machine = read_machine(run).model_copy(update={"data_dir": data_dir})
-    records = evaluate_run(run, machine, adapter=adapter, progress=BarProgress(err), say=err.print)
+    records = evaluate_run(
+        run,
+        machine,
+        dataset=dataset,
+        adapter=adapter,
+        accelerator=accelerator,
+        skip_bad_images=skip_bad_images,
+        progress=BarProgress(err),
+        say=err.print,
+    )
     if json_:
         for record in records:
             sys.stdout.write(record.model_dump_json() + "\n")

@@ -133,9 +133,7 @@ def train(
     devices: Annotated[str | None, typer.Option(help="How many, or which: 2, 0,1, auto.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,
     strategy: Annotated[str | None, typer.Option(help="auto, ddp, ...")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, ...")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true, 16-mixed or bf16-mixed.")] = None,
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation."""
     given = {
@@ -167,6 +165,9 @@ def train(
             "num_pseudo_domains": num_pseudo_domains,
             "skip_bad_images": skip_bad_images,
             "seed": seed,
+            "devices": devices,
+            "num_nodes": num_nodes,
+            "precision": precision,
         }.items()
         if value is not None
     }
@@ -177,10 +178,7 @@ def train(
         "workers": workers,
         "memory_gb": memory_gb,
         "accelerator": accelerator,
-        "devices": devices,
-        "num_nodes": num_nodes,
         "strategy": strategy,
-        "precision": precision,
     }
     from solodg.config import PRESETS, Machine, RunConfig, build, resolve
     from solodg.errors import unknown
@@ -190,6 +188,8 @@ def train(
     if preset is not None and preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     values = (PRESETS[preset] if preset else {}) | given
+    if algorithm != "solo" and variant is None:
+        values.pop("variant", None)  # a preset's variant is solo's; its budget is for all
     config = resolve(build(RunConfig, {"dataset": dataset} | values))
     machine = build(Machine, {k: v for k, v in machine_values.items() if v is not None})
     folder = output or _default_folder(config)

@@ -57,9 +57,13 @@ def _to_pixels(image: Image.Image, channels: int, size: int) -> Tensor:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    # 16-bit files use the whole range by definition; wider ones only what they contain.
-    top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
-    return Image.fromarray(
-        np.clip(values / max(top, values.max()) * 255.0, 0, 255).astype(np.uint8)
-    )
+    """Wider pixels: the narrowest usual range that holds them becomes 0 to 255.
+
+    So a scan of 12 bits in a file of 16 keeps its contrast; floats may also lie in [0, 1].
+    """
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64)).clip(min=0.0)
+    largest = float(values.max(initial=0.0))
+    usual = [2.0**bits - 1 for bits in (8, 10, 12, 14, 16)]
+    usual = [1.0, *usual] if image.mode == "F" else usual
+    top = next((limit for limit in usual if largest <= limit), largest)
+    return Image.fromarray((values / top * 255.0).round().astype(np.uint8))

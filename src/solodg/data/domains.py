@@ -81,6 +81,34 @@ class SourceData:
     def domain_names(self) -> tuple[str, ...]:
         return self.train.domain_names
 
+    def check(self) -> None:
+        """Every class and every domain has something to train on, and there is validation."""
+        missing = sorted(set(range(len(self.classes))) - set(self.train.labels.tolist()))
+        if missing:
+            raise unknown(
+                "class",
+                self.classes[missing[0]],
+                [c for i, c in enumerate(self.classes) if i not in missing],
+                f"No source domain ({', '.join(self.domain_names)}) has a training image of it: "
+                "rename its folder, remove it, or add images of it to a source domain.",
+            )
+        for number, name in enumerate(self.domain_names):
+            if not (self.train.domains == number).any():
+                raise UserError(
+                    f"source domain {name!r} has no training image: all of them are held out. Give "
+                    "it some with a split column, or make groups smaller than domains."
+                )
+        if len(self.val) == 0:
+            raise UserError(
+                "no validation images: every class of every domain has a single image. Add images, "
+                "or mark some with split val in a CSV manifest."
+            )
+
+    def fingerprint(self) -> str:
+        """Changes when an image is changed, or moves from one part to another."""
+        parts = (self.train, self.val, self.test)
+        return digest("\n\n".join("\n".join(part.images.keys()) for part in parts).encode())
+
     def mapped(self, change: Callable[[LabelledImages], LabelledImages]) -> "SourceData":
         """The same data with each of its parts changed."""
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
@@ -100,24 +128,24 @@ class DomainDataset:
     protocol: str  # how `split` came about
     kind: Kind = "photo"
     groups: Ints | None = None  # (N,) images of one group never stand on both sides of a split
-    default_targets: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)  # provenance, for records
 
     def domain_index(self, name: str) -> int:
-        """By name; case, spaces, dashes and underscores do not matter."""
-        folded = {fold(known): i for i, known in enumerate(self.domain_names)}
-        if fold(name) not in folded:
+        """By name; case, spaces, dashes and underscores matter only where names need them to."""
+        if name in self.domain_names:
+            return self.domain_names.index(name)
+        alike = [i for i, known in enumerate(self.domain_names) if fold(known) == fold(name)]
+        if len(alike) != 1:
             raise unknown(f"domain of {self.name}", name, self.domain_names)
-        return folded[fold(name)]
+        return alike[0]
 
     def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """The targets as the dataset spells them, or its default ones."""
-        if not targets and not self.default_targets:
+        """The targets as the dataset spells them."""
+        if not targets:
             raise UserError(
                 f"{self.name} needs a target: --target with one of {', '.join(self.domain_names)}."
             )
-        chosen = [self.domain_names[self.domain_index(t)] for t in targets or self.default_targets]
-        return tuple(dict.fromkeys(chosen))
+        return tuple(dict.fromkeys(self.domain_names[self.domain_index(t)] for t in targets))
 
     def leave_out(
         self, targets: Sequence[str], *, seed: int = 0, val_fraction: float = 0.2
@@ -132,8 +160,10 @@ class DomainDataset:
             part: self._part((split == part) & np.isin(self.domains, kept), kept)
             for part in (TRAIN, VAL, TEST)
         }
-        self._check_classes(parts[TRAIN], kept)
-        return SourceData(parts[TRAIN], parts[VAL], parts[TEST], self.classes, self.kind)
+        self._check_groups(split)
+        source = SourceData(parts[TRAIN], parts[VAL], parts[TEST], self.classes, self.kind)
+        source.check()
+        return source
 
     def targets(self, names: Sequence[str]) -> dict[str, LabelledImages]:
         """The images to score in each target domain: its test split, or all of it."""
@@ -171,6 +201,16 @@ class DomainDataset:
             return split
         generator = numpy_generator(seed, "split", self.name)
         if self.groups is not None:
+            given = {
+                int(group): int(part)
+                for group, part in zip(self.groups, self.split, strict=True)
+                if part != UNASSIGNED
+            }
+            for row in open_:  # an open image goes where the rest of its group was put
+                split[row] = given.get(int(self.groups[row]), UNASSIGNED)
+            open_ = open_[split[open_] == UNASSIGNED]
+            if len(open_) == 0:
+                return split
             in_val = _group_holdout(self.groups[open_], val_fraction, generator)
         else:
             cells = self.domains[open_] * len(self.classes) + self.labels[open_]
@@ -178,17 +218,18 @@ class DomainDataset:
         split[open_] = np.where(in_val, VAL, TRAIN)
         return split
 
-    def _check_classes(self, train: LabelledImages, kept: list[int]) -> None:
-        missing = sorted(set(range(len(self.classes))) - set(train.labels.tolist()))
-        if missing:
-            known = [c for i, c in enumerate(self.classes) if i not in missing]
-            sources = ", ".join(self.domain_names[i] for i in kept)
-            raise unknown(
-                "class",
-                self.classes[missing[0]],
-                known,
-                f"No source domain ({sources}) has a training image of it: rename its folder, "
-                "remove it, or add images of it to a source domain.",
+    def _check_groups(self, split: Ints) -> None:
+        """No group on two sides of a split, the given parts of it included."""
+        if self.groups is None:
+            return
+        pairs = np.unique(np.stack([self.groups, split])[:, split != UNASSIGNED], axis=1)
+        groups, counts = np.unique(pairs[0], return_counts=True)
+        if (counts > 1).any():
+            member = int(np.flatnonzero(self.groups == groups[counts > 1][0])[0])
+            raise UserError(
+                f"{int((counts > 1).sum())} group(s) of {self.name} stand in more than one split, "
+                f"e.g. that of {self.images.keys()[member].rsplit(':', 1)[0]}. Give all images "
+                "of a group the same split."
             )
 
 

@@ -46,6 +46,7 @@ class EpisodeSampler:
                 "Make some with --pseudo-domains random or --pseudo-domains clusters."
             )
         self.context, self.queries, self.seed = context, queries, seed
+        self._labels = data.labels
         self._members: dict[int, Ints] = {}
         self._cells: dict[int, list[Ints]] = {}
         for domain in np.unique(data.domains).tolist():
@@ -63,18 +64,32 @@ class EpisodeSampler:
                         f"Try --context-images {len(cell)}, or add images."
                     )
 
+        shown = {d: set(data.labels[self._members[d]].tolist()) for d in self._members}
+        # What may be asked of a domain: classes that another domain can show.
+        self._askable = {
+            d: np.array(sorted(shown[d] & set().union(*(shown[o] for o in shown if o != d))))
+            for d in shown
+        }
+        self._targets = [d for d in sorted(shown) if len(self._askable[d])]
+        if not self._targets:
+            raise UserError(
+                "no two source domains have a class in common, so nothing can be learned across "
+                f"domains ({', '.join(data.domain_names)})."
+            )
+
     def __call__(self, step: int, rank: int = 0) -> EpisodeIndices:
         generator = numpy_generator(self.seed, "episode", step, rank)
-        domains = sorted(self._cells)
-        meta_target = domains[int(generator.integers(len(domains)))]
+        meta_target = self._targets[int(generator.integers(len(self._targets)))]
         context = {
             domain: np.concatenate([_draw(generator, cell, self.context) for cell in cells])
             for domain, cells in self._cells.items()
         }
-        source = np.concatenate([context[d] for d in domains if d != meta_target])
-        rest = np.setdiff1d(self._members[meta_target], context[meta_target])
+        source = np.concatenate([context[d] for d in sorted(context) if d != meta_target])
+        members = self._members[meta_target]
+        members = members[np.isin(self._labels[members], self._askable[meta_target])]
+        rest = np.setdiff1d(members, context[meta_target])
         # A domain no larger than its context is asked about its context.
-        pool = rest if len(rest) else self._members[meta_target]
+        pool = rest if len(rest) else members
         queries = _draw(generator, pool, min(self.queries, len(pool)))
         target = np.concatenate([context[meta_target], queries])
         return EpisodeIndices(source, target, len(context[meta_target]))
@@ -115,7 +130,7 @@ class EpisodeLoader:
                     waiting.append(pool.submit(self.load, step, rank))
                 yield episode
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def _draw(generator: np.random.Generator, pool: Ints, count: int) -> Ints:

@@ -4,6 +4,7 @@ The folder reader also serves every published dataset that comes in this layout.
 """
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from solodg.data.decode import EXTENSIONS
-from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, fold
+from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, Ints, fold
 from solodg.data.images import ImageFiles
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError, unknown
@@ -26,7 +27,7 @@ def load_folder(
     found = sorted(d.name for d in root.iterdir() if d.is_dir() and not d.name.startswith("."))
     if domains is not None:
         found = _published_domains(root, found, domains)
-    spelling = {fold(d): d for d in domains or found}
+    spelling = {fold(d): d for d in domains or ()}  # published names over what is on disk
     rows: list[tuple[str, str, str]] = []  # path, class, domain
     for domain in found:
         images = [
@@ -54,7 +55,11 @@ def load_folder(
 
 def load_manifest(path: Path, loading: Loading) -> DomainDataset:
     """A CSV with columns path, label, domain, and optionally group and split (train/val/test)."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+    with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         header = reader.fieldnames or []
         for column in ("path", "label", "domain"):
@@ -70,6 +75,7 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
     if not table:
         raise UserError(f"{path} lists no images.")
     rows, splits, groups = [], [], []
+    seen: dict[str, int] = {}  # path -> line
     for line, row in enumerate(table, start=2):
         values = {column: (row.get(column) or "").strip() for column in _COLUMNS}
         for column in ("path", "label", "domain"):
@@ -79,6 +85,11 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
             raise UserError(
                 f"{path}, line {line}: split {values['split']!r} is none of train, val, test."
             )
+        if values["path"] in seen:
+            raise UserError(
+                f"{path}, line {line}: {values['path']} stands in line {seen[values['path']]} too."
+            )
+        seen[values["path"]] = line
         rows.append((values["path"], values["label"], values["domain"]))
         splits.append(SPLIT_NAMES[values["split"].lower()])
         groups.append(values["group"])
@@ -87,7 +98,9 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
         # An image without a group is a group of its own.
         keys = [group or f"\0{i}" for i, group in enumerate(groups)]
         _, numbers = np.unique(keys, return_inverse=True)
-        dataset = replace(dataset, groups=numbers.astype(np.int64), protocol="grouped-split")
+        dataset = replace(dataset, groups=numbers.astype(np.int64))
+        if dataset.protocol != "given-split":
+            dataset = replace(dataset, protocol="grouped-split")
     return dataset
 
 
@@ -163,5 +176,11 @@ def _from_rows(
         classes=tuple(classes),
         domain_names=tuple(domain_names),
         split=split,
-        protocol="given-split" if (split != UNASSIGNED).all() else "random-split",
+        protocol=_protocol(split),
     )
+
+
+def _protocol(split: Ints) -> str:
+    if (split != UNASSIGNED).all():
+        return "given-split"
+    return "given-and-random-split" if (split != UNASSIGNED).any() else "random-split"

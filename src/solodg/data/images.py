@@ -94,13 +94,26 @@ class ImageFiles:
         return torch.stack([decoded[i] if i in decoded else self._kept[i] for i in wanted])
 
     def subset(self, indices: Indices) -> "ImageFiles":
-        paths = [self.paths[int(i)] for i in indices]
-        return ImageFiles(
-            self.root, paths, channels=self.channels, size=self.size, budget=self.budget
+        chosen = [int(i) for i in indices]
+        part = ImageFiles(
+            self.root,
+            [self.paths[i] for i in chosen],
+            channels=self.channels,
+            size=self.size,
+            budget=self.budget,
         )
+        part._kept = {new: self._kept[i] for new, i in enumerate(chosen) if i in self._kept}
+        return part
 
     def keys(self) -> list[str]:
-        return [f"{path}:{(self.root / path).stat().st_size}" for path in self.paths]
+        contents = _decoders().map(self._content, self.paths)
+        return [f"{path}:{content}" for path, content in zip(self.paths, contents, strict=True)]
+
+    def _content(self, path: str) -> str:
+        try:
+            return digest((self.root / path).read_bytes())
+        except OSError:
+            return "unreadable"
 
     def bad_images(self, progress: Progress) -> dict[int, BadImageError]:
         """Decode everything once, keeping what fits, and return what cannot be read."""

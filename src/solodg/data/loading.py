@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from solodg.data.domains import DomainDataset, Kind
+from solodg.data.domains import DomainDataset
 from solodg.data.images import MemoryBudget
 
 DEFAULT_MEMORY_GB = 4.0
@@ -36,10 +36,10 @@ class DatasetSpec:
     load: Callable[[Loading], DomainDataset]
     find: Callable[[Path], str | None]  # where it lies, or None
     how_to_get: str
-    kind: Kind = "photo"
     channels: int = 3
     image_size: int = 224
     default_targets: tuple[str, ...] = ()
+    takes_train_images: bool = False
 
 
 def default_data_dir() -> Path:

@@ -58,7 +58,9 @@ def _read_split(
             for line in path.read_text().splitlines():
                 if not line.strip():
                     continue
-                name, label = line.rsplit(maxsplit=1)
+                name, _, label = line.strip().rpartition(" ")
+                if not label.isdigit():
+                    raise UserError(f"{path}: expected 'image label', found {line!r}.")
                 if name not in position:
                     raise UserError(f"{path} lists {name}, which is not in the image folder.")
                 if int(label) - 1 != dataset.labels[position[name]]:

@@ -4,7 +4,6 @@ The paper's tables 2 and 8: the larger the shift between the made domains, the b
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,6 @@ from sklearn.cluster import KMeans
 from solodg.data.domains import Ints, SourceData
 from solodg.errors import UserError
 from solodg.seeding import derive, numpy_generator
-
-Method = Literal["random", "clusters"]
 
 
 def random_domains(source: SourceData, count: int, *, seed: int) -> SourceData:

@@ -9,8 +9,9 @@ package carries: the embedded default, which needs no download.
 
 import gzip
 import struct
+import zlib
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints
-from solodg.data.images import ImageArray
+from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, fold
+from solodg.data.images import Indices, digest
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError
 from solodg.seeding import numpy_generator
@@ -30,7 +31,7 @@ _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat",
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
-_CHUNK = 2000  # images rotated at a time
+_LARGEST_MATRIX = 64  # pixels; beyond, a matrix would be larger than the work it saves
 
 Pixels = NDArray[np.uint8]
 
@@ -99,35 +100,73 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
     base = np.concatenate([pool.train[train], pool.train[val], pool.test])
     labels = np.concatenate([pool.train_labels[train], pool.train_labels[val], pool.test_labels])
     split = np.repeat([TRAIN, VAL, TEST], [len(train), len(val), len(pool.test)])
-    rotated = [rotate(torch.from_numpy(base), angle, loading.image_size) for angle in ANGLES]
-    pixels = torch.cat(rotated)[:, None].expand(-1, loading.channels, -1, -1)
+    turned = np.repeat(np.arange(len(ANGLES)), len(base))
+    which = np.tile(np.arange(len(base)), len(ANGLES))
     return DomainDataset(
         name=family.name,
-        images=ImageArray(pixels.contiguous()),
-        labels=np.tile(labels, len(ANGLES)),
-        domains=np.repeat(np.arange(len(ANGLES)), len(base)),
+        images=RotatedImages(
+            torch.from_numpy(base), which, turned, loading.image_size, loading.channels
+        ),
+        labels=labels[which],
+        domains=turned,
         classes=family.classes,
         domain_names=tuple(str(a) for a in ANGLES),
-        split=np.tile(split, len(ANGLES)).astype(np.int64),
+        split=split[which].astype(np.int64),
         protocol=f"piratla2020-{len(train)}-train-{len(val)}-val",
         kind="digit",
-        groups=np.tile(np.arange(len(base)), len(ANGLES)),
-        default_targets=("0", "90"),
+        groups=which,
         facts={"origin": pool.origin, "test_images": len(pool.test)},
     )
 
 
-def rotate(images: Tensor, angle: float, size: int) -> Tensor:
-    """(N, 28, 28) uint8 -> (N, size, size), counter-clockwise by `angle` degrees.
+class RotatedImages:
+    """Upright images and an angle each, rotated when they are taken (see `Images`)."""
 
-    Enlarging, rotating and shrinking are linear in the pixels, so together they are one matrix,
-    whose rows are what they make of the images with a single lit pixel.
+    def __init__(self, base: Tensor, which: Ints, angle: Ints, size: int, channels: int) -> None:
+        self.base = base  # (N, 28, 28) uint8
+        self._which, self._angle = which, angle  # of each image: row of base, index of ANGLES
+        self.size, self.channels = size, channels
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    def take(self, indices: Indices) -> Tensor:
+        chosen = np.asarray(indices, dtype=np.int64)
+        angles = self._angle[chosen]
+        out = torch.empty(len(chosen), self.size, self.size, dtype=torch.uint8)
+        for angle in np.unique(angles):
+            own = np.flatnonzero(angles == angle)
+            upright = self.base[torch.from_numpy(self._which[chosen[own]])]
+            out[torch.from_numpy(own)] = rotate(upright, ANGLES[angle], self.size)
+        return out[:, None].expand(-1, self.channels, -1, -1).contiguous()
+
+    def subset(self, indices: Indices) -> "RotatedImages":
+        chosen = np.asarray(indices, dtype=np.int64)
+        used, which = np.unique(self._which[chosen], return_inverse=True)
+        base = self.base[torch.from_numpy(used)]
+        return RotatedImages(base, which, self._angle[chosen], self.size, self.channels)
+
+    def keys(self) -> list[str]:
+        names = [digest(row.tobytes()) for row in self.base.numpy()]
+        return [f"{names[w]}@{ANGLES[a]}" for w, a in zip(self._which, self._angle, strict=True)]
+
+
+def rotate(images: Tensor, angle: float, size: int) -> Tensor:
+    """(N, 28, 28) uint8 -> (N, size, size), counter-clockwise by `angle` degrees."""
+    if size > _LARGEST_MATRIX:
+        return _to_bytes(torch.cat([resample(x.float(), angle, size) for x in images.split(256)]))
+    pixels = images.flatten(1).float() @ _rotation(images.shape[1], images.shape[2], angle, size)
+    return _to_bytes(pixels.view(-1, size, size))
+
+
+@cache
+def _rotation(height: int, width: int, angle: float, size: int) -> Tensor:
+    """Enlarging, rotating and shrinking as one matrix, (height * width, size * size).
+
+    They are linear in the pixels, so its rows are what they make of a single lit pixel.
     """
-    height, width = images.shape[1:]
     lit = torch.eye(height * width).view(-1, height, width)
-    matrix = resample(lit, angle, size).flatten(1)  # (height * width, size * size)
-    rotated = [chunk.flatten(1).float() @ matrix for chunk in images.split(_CHUNK)]
-    return torch.cat([_to_bytes(x.view(-1, size, size)) for x in rotated])
+    return resample(lit, angle, size).flatten(1)
 
 
 def resample(images: Tensor, angle: float, size: int) -> Tensor:
@@ -143,6 +182,11 @@ def resample(images: Tensor, angle: float, size: int) -> Tensor:
 
 def _to_bytes(x: Tensor) -> Tensor:
     return x.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def digits(loading: Loading) -> Pool:
+    """Upright MNIST, wherever it comes from."""
+    return _pool(_MNIST, loading)
 
 
 def _pool(family: _Family, loading: Loading) -> Pool:
@@ -186,13 +230,13 @@ def read_idx(folder: Path, name: str) -> Pixels:
         if data[:2] != b"\0\0" or kind != 8:
             raise ValueError("not an IDX file of bytes")
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
-    except (OSError, EOFError, IndexError, struct.error, ValueError) as error:
+    except (OSError, EOFError, IndexError, ValueError, struct.error, zlib.error) as error:
         raise UserError(f"cannot read {path}[.gz]: {error}") from error
 
 
 def _find_idx(family: _Family, data_dir: Path) -> Path | None:
     candidates = [data_dir / folder for folder in family.folders]
-    candidates += [data_dir] if not family.embedded or _is_family(data_dir, family) else []
+    candidates += [data_dir] if not _is_of_another_family(data_dir, family) else []
     candidates += [family.system_folder] if family.system_folder else []
     for folder in candidates:
         if any((folder / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
@@ -200,8 +244,11 @@ def _find_idx(family: _Family, data_dir: Path) -> Path | None:
     return None
 
 
-def _is_family(data_dir: Path, family: _Family) -> bool:
-    return data_dir.name.lower() in {f.lower() for f in family.folders} | {"raw"}
+def _is_of_another_family(data_dir: Path, family: _Family) -> bool:
+    """IDX files do not say what they show; the name of their folder does."""
+    name = fold("".join(data_dir.parts[-2:]))
+    fashion = "fashion" in name
+    return fashion if family is _MNIST else ("mnist" in name and not fashion)
 
 
 def _download(family: _Family, data_dir: Path) -> Path:
@@ -232,10 +279,10 @@ def _spec(family: _Family) -> DatasetSpec:
         load=partial(_load, family),
         find=partial(_find, family),
         how_to_get=family.how_to_get,
-        kind="digit",
         channels=1,
         image_size=32,
         default_targets=("0", "90"),
+        takes_train_images=True,
     )
 
 

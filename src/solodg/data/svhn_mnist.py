@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from solodg.data.domains import TEST, UNASSIGNED, DomainDataset
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
-from solodg.data.rotated import _MNIST, _pool
+from solodg.data.rotated import digits
 from solodg.errors import UserError
 
 _HOW = (
@@ -43,21 +43,20 @@ def _load(loading: Loading) -> DomainDataset:
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read {found}/train_32x32.mat: {error}") from error
     svhn = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))  # (N, 3, 32, 32)
-    digits = _pool(_MNIST, loading)
-    mnist = torch.from_numpy(digits.test)[:, None]
+    target = digits(loading)
+    mnist = torch.from_numpy(target.test)[:, None]
     images = torch.cat([_fit(svhn, loading), _fit(mnist, loading)])
     return DomainDataset(
         name="svhn-mnist",
         images=ImageArray(images),
-        labels=np.concatenate([labels, digits.test_labels]),
+        labels=np.concatenate([labels, target.test_labels]),
         domains=np.repeat([0, 1], [len(svhn), len(mnist)]).astype(np.int64),
         classes=tuple(str(d) for d in range(10)),
         domain_names=("svhn", "mnist"),
         split=np.repeat([UNASSIGNED, TEST], [len(svhn), len(mnist)]).astype(np.int64),
         protocol="single-source",
         kind="digit",
-        default_targets=("mnist",),
-        facts={"origin": digits.origin},
+        facts={"origin": target.origin},
     )
 
 
@@ -93,7 +92,6 @@ SVHN_MNIST = DatasetSpec(
     load=_load,
     find=_find,
     how_to_get=_HOW,
-    kind="digit",
     channels=3,
     image_size=32,
     default_targets=("mnist",),

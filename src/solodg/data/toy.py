@@ -44,7 +44,6 @@ def _load(loading: Loading) -> DomainDataset:
         domain_names=_DOMAINS,
         split=np.full(len(labels), UNASSIGNED, dtype=np.int64),
         protocol="random-split",
-        default_targets=("sky",),
     )
 
 
@@ -76,4 +75,5 @@ TOY = DatasetSpec(
     how_to_get="Nothing to get.",
     image_size=32,
     default_targets=("sky",),
+    takes_train_images=True,
 )
