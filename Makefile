@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= python3
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test bench lint clean
 
 install: $(STAMP)
 
@@ -19,6 +19,16 @@ demo: install
 
 test: install lint
 	$(BIN)/python -m pytest
+
+# Where PACS and weights for it lie, for the rows that need them.
+DATA ?= data
+WEIGHTS ?= tf_efficientnet_lite0.safetensors
+
+bench: install
+	$(BIN)/python -m benchmarks.head
+	$(BIN)/python -m benchmarks.model
+	$(BIN)/python -m benchmarks.loader $(DATA)
+	$(BIN)/python -m benchmarks.frozen_pacs $(DATA) $(WEIGHTS)
 
 lint: install
 	$(BIN)/ruff check .

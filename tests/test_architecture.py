@@ -12,7 +12,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 
 # Lower rooms never import from higher ones; rooms of one floor may know each other.
 FLOORS = [
-    {"errors", "seeding", "torchvision_guard", "gaussian", "types", "progress", "storage"},
+    {
+        "allocator",
+        "errors",
+        "seeding",
+        "torchvision_guard",
+        "gaussian",
+        "types",
+        "progress",
+        "storage",
+    },
     {"backbones", "data"},
     {"algorithms"},
     {"adapters"},

@@ -22,6 +22,9 @@ def test_a_backbone_gives_what_it_promises(name: str, channels: int) -> None:
     assert features.embedding.shape == (2, backbone.embedding_dim)
     assert features.style.shape == (2, backbone.style_dim)
     assert torch.isfinite(features.embedding).all()
+    torch.manual_seed(1)
+    x = torch.rand(2, channels, 64, 64)
+    torch.testing.assert_close(backbone.embed(x), backbone(x).embedding)
 
 
 def test_the_style_is_the_channel_means_of_every_stage() -> None:

@@ -18,12 +18,16 @@ from solodg.run import train_run
 from solodg.score import evaluate_run
 
 
+def save_weights(donor: Backbone, path: Path) -> None:
+    save_file({name: t.contiguous() for name, t in donor.net.state_dict().items()}, path)
+
+
 @pytest.fixture
 def frozen(tmp_path: Path, image_folder: Path):
     """A run's configuration on real files with a frozen backbone, and its machine."""
     torch.manual_seed(0)
     donor = build_backbone("small_cnn", channels=3, image_size=32)
-    save_file(donor.net.state_dict(), tmp_path / "w.safetensors")
+    save_weights(donor, tmp_path / "w.safetensors")
     config = RunConfig(
         dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=30, image_size=32,
         weights=str(tmp_path / "w.safetensors"), freeze_backbone=True, context_images=2,
@@ -84,7 +88,7 @@ def test_other_weights_or_other_images_are_other_features(tmp_path, frozen, forw
     computed(forward_count)
     torch.manual_seed(9)
     donor = build_backbone("small_cnn", channels=3, image_size=32)
-    save_file(donor.net.state_dict(), tmp_path / "w.safetensors")
+    save_weights(donor, tmp_path / "w.safetensors")
     train_run(config.model_copy(update={"seed": 2}), machine, tmp_path / "r1")
     assert computed(forward_count) == 30
     (Path(config.dataset) / "a" / "pear" / "3.png").unlink()

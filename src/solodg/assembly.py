@@ -23,7 +23,7 @@ from solodg.seeding import derive
 from solodg.training import Schedule
 from solodg.types import Batch
 
-_EVAL_BATCH = 128
+_EVAL_NUMBERS = 32 * 3 * 224 * 224  # in a batch; measured, see docs/performance.md
 
 Say = Callable[[str], None]
 
@@ -84,8 +84,16 @@ def readable(
 
 def inputs(part: LabelledImages) -> Iterator[Batch]:
     """Batches as a model takes them, plainly transformed."""
-    for batch in part.batches(_EVAL_BATCH):
+    for batch in part.batches(_batch_size(part)):
         yield batch._replace(x=to_unit(batch.x))
+
+
+def _batch_size(part: LabelledImages) -> int:
+    """As many images as stay quick: 32 of 224 pixels, more of smaller ones, many features."""
+    if len(part) == 0:
+        return 1
+    numbers = part.images.take([0]).numel()
+    return max(8, min(512, _EVAL_NUMBERS // numbers))
 
 
 def make_backbone(config: RunConfig) -> Backbone:
@@ -149,6 +157,7 @@ def with_pseudo_domains(
 
 
 def make_schedule(config: RunConfig) -> Schedule:
+    assert config.steps is not None
     assert config.learning_rate is not None
     assert config.backbone_learning_rate is not None
     assert config.validate_every is not None

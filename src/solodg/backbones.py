@@ -35,12 +35,22 @@ class Stages(NamedTuple):
     embedding: Tensor  # (B, D)
 
 
+class Network(nn.Module):
+    """What shows its stages; a subclass may have a shorter way to the embedding."""
+
+    def forward(self, x: Tensor) -> Stages:
+        raise NotImplementedError
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.forward(x).embedding
+
+
 class Backbone(nn.Module):
     """A network and its normalisation; `forward` is images -> Features."""
 
     def __init__(
         self,
-        net: nn.Module,
+        net: Network,
         *,
         channels: int,
         image_size: int,
@@ -56,11 +66,21 @@ class Backbone(nn.Module):
         self.std: Tensor
         self.frozen = False
         self.frozen_norm = False
+        # Pixels of one place lie together: convolutions are a third faster so, on CPUs and GPUs.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.embedding_dim, self.style_dim = self._probe()
 
     def forward(self, x: Tensor) -> Features:
-        stages = self.net((x - self.mean) / self.std)
+        stages = self.net(self._normalise(x))
         return Features(stages.embedding, torch.cat([_channel_means(m) for m in stages.maps], 1))
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The embedding alone, for those who have no use for the style."""
+        embedding: Tensor = self.net.embed(self._normalise(x))
+        return embedding
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def freeze(self) -> None:
         """No gradients, and evaluation mode whatever the algorithm around it does."""
@@ -109,6 +129,9 @@ class ReadyFeatures(nn.Module):
         embedding, style = x.split([self.embedding_dim, self.style_dim], dim=1)
         return Features(embedding, style)
 
+    def embed(self, x: Tensor) -> Tensor:
+        return x[:, : self.embedding_dim]
+
 
 def build_backbone(
     name: str,
@@ -124,7 +147,7 @@ def build_backbone(
     safetensors file in the model's own naming (a classifier in it is ignored).
     """
     if name == "small_cnn":
-        net: nn.Module = SmallCNN(channels)
+        net: Network = SmallCNN(channels)
     elif name == "alexnet":
         net = AlexNetStages(channels, pretrained)
     else:
@@ -143,7 +166,7 @@ def backbone_names() -> list[str]:
     return ["small_cnn", "alexnet", *timm.list_models()]
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Network):
     """Four strided convolutions with BatchNorm, for quick work on 28-32 pixels."""
 
     layers = ((32, 5, 2), (64, 3, 2), (128, 3, 2), (128, 3, 1))  # width, kernel, stride
@@ -165,7 +188,7 @@ class SmallCNN(nn.Module):
         return Stages(maps, x.mean((2, 3)))
 
 
-class AlexNetStages(nn.Module):
+class AlexNetStages(Network):
     """torchvision's AlexNet; a stage is a convolution with its ReLU."""
 
     def __init__(self, channels: int, pretrained: bool) -> None:
@@ -190,7 +213,7 @@ class AlexNetStages(nn.Module):
         return Stages(maps, self.model.classifier(pooled))
 
 
-class TimmStages(nn.Module):
+class TimmStages(Network):
     """A timm model that hands out its intermediate maps itself."""
 
     def __init__(self, model: Any) -> None:
@@ -201,8 +224,13 @@ class TimmStages(nn.Module):
         last, maps = self.model.forward_intermediates(x)
         return Stages(maps, self.model.forward_head(last, pre_logits=True))
 
+    def embed(self, x: Tensor) -> Tensor:
+        last = self.model.forward_features(x)
+        embedding: Tensor = self.model.forward_head(last, pre_logits=True)
+        return embedding
 
-class HookedTimmStages(nn.Module):
+
+class HookedTimmStages(Network):
     """A timm model that only names its stages: their outputs are taken as they pass."""
 
     def __init__(self, model: Any) -> None:
@@ -221,7 +249,7 @@ class HookedTimmStages(nn.Module):
         return Stages(maps, self.model.forward_head(last, pre_logits=True))
 
 
-def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> nn.Module:
+def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> Network:
     if not timm.is_model(name):
         raise unknown("backbone", name, backbone_names(), "Any timm model name works.")
     arguments: dict[str, Any] = {"num_classes": 0, "in_chans": channels, "pretrained": pretrained}

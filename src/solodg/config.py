@@ -45,7 +45,7 @@ class RunConfig(BaseModel):
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
 
-    steps: PositiveInt = 2_000
+    steps: PositiveInt | None = None
     batch_size: PositiveInt = 32
     context_images: PositiveInt = 4
     learning_rate: float | None = Field(default=None, gt=0)
@@ -100,9 +100,11 @@ def resolve(config: RunConfig) -> RunConfig:
     spec = dataset_spec(config.dataset)
     given = set(config.arguments)
     arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
-    steps = config.steps
+    # A head on fixed features has learned what it can long before a whole network has.
+    steps = config.steps or (600 if config.freeze_backbone else 2_000)
     values = {
         "arguments": arguments,
+        "steps": steps,
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
         "freeze_norm": config.starts_from_weights

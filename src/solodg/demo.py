@@ -35,7 +35,7 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     out.print(comparison_table("Rotated MNIST (5,000 digits, 32 pixels, small CNN)", rows))
 
     means = {name: mean_accuracy(records, "target") or 0.0 for name, records in rows.items()}
-    gain = 100 * (means[_NAMES["solo"]] - means[_NAMES["erm"]])
+    gain = round(100 * (means[_NAMES["solo"]] - means[_NAMES["erm"]]), 1) or 0.0  # no -0.0
     out.print(
         f"Single-sample against ERM on unseen angles: {gain:+.1f} points. One seed proves nothing: "
         "try --seed 1."

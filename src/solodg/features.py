@@ -20,7 +20,7 @@ from solodg.data.images import Images, Indices, digest
 from solodg.data.transforms import to_unit
 from solodg.progress import Progress
 
-_BATCH = 64
+_BATCH = 32
 
 
 class StoredFeatures:

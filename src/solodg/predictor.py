@@ -20,7 +20,7 @@ from solodg.evaluation import uncertainty
 from solodg.gaussian import Gaussian
 
 ImageLike = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
-_BATCH = 64
+_BATCH = 32
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ class Algorithm(nn.Module):
         self.backbone = backbone
         self.num_classes = num_classes
 
+    def embed(self, x: Tensor) -> Tensor:
+        """The embedding without the style, which costs a little and not every method reads."""
+        embedding: Tensor = self.backbone.embed(x)  # type: ignore[operator]
+        return embedding
+
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         """`"loss"`, to minimise, and whatever else is worth logging."""
         raise NotImplementedError

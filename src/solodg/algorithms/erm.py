@@ -22,5 +22,5 @@ class ERM(Algorithm):
         return {"loss": F.cross_entropy(self(batch.x), batch.y)}
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.backbone(x).embedding)
+        logits: Tensor = self.classifier(self.embed(x))
         return logits

@@ -91,7 +91,7 @@ class Solo(Algorithm):
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
         dim, style_dim = int(backbone.embedding_dim), int(backbone.style_dim)  # type: ignore[arg-type]
-        hidden = min(dim, 512) if hidden is None else hidden
+        hidden = min(dim, 256) if hidden is None else hidden
         if min(hidden, source_samples, posterior_samples, prior_samples) < 1:
             raise ValueError("hidden and the numbers of samples must be at least 1")
         if test_samples < 2 or test_samples % 2:
@@ -282,7 +282,7 @@ class Solo(Algorithm):
         """Centres of all source domains, and what the generators make of them."""
         sums = CentreSums(self.num_classes)
         for batch in source:
-            sums.add(self.backbone(batch.x).embedding, batch.y, batch.domain)
+            sums.add(self.embed(batch.x), batch.y, batch.domain)
         centres = sums.over(sums.domains)
         self.source_centres.copy_(centres.mean)
         self.absent.copy_(~centres.present)

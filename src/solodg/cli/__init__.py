@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from solodg.allocator import keep_freed_memory
 from solodg.cli.console import err
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
@@ -35,6 +36,7 @@ USER_MISTAKE = 2
 
 def main() -> None:
     """Run a command; a user's mistake is one line and exit code 2, never a traceback."""
+    keep_freed_memory()
     try:
         app()
     except UserError as error:

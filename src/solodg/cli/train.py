@@ -73,7 +73,8 @@ def train(
     image_size: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Training steps.  [dim]default: 2000[/dim]")
+        int | None,
+        typer.Option(help="Training steps.  [dim]default: 2000; 600 with a frozen backbone[/dim]"),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Queries of the meta-target a step.  [dim]default: 32[/dim]")

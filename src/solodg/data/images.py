@@ -1,4 +1,8 @@
-"""Where pixels come from: arrays in memory, or files decoded once and kept while memory allows."""
+"""Where pixels come from: arrays in memory, or files decoded once and kept while memory allows.
+
+Pixels are gathered with NumPy: episodes are read in threads, and a torch operation in a second
+thread would start a second team of workers, which fights that of the model for the same cores.
+"""
 
 import hashlib
 import os
@@ -48,7 +52,7 @@ class ImageArray:
         return len(self.pixels)
 
     def take(self, indices: Indices) -> Tensor:
-        return self.pixels[torch.as_tensor(np.asarray(indices), dtype=torch.long)]
+        return torch.from_numpy(self.pixels.numpy()[np.asarray(indices, dtype=np.int64)])
 
     def subset(self, indices: Indices) -> "ImageArray":
         return ImageArray(self.take(indices))
@@ -91,7 +95,8 @@ class ImageFiles:
         shape = (self.channels, self.size, self.size)
         if not wanted:
             return torch.empty(0, *shape, dtype=torch.uint8)
-        return torch.stack([decoded[i] if i in decoded else self._kept[i] for i in wanted])
+        pixels = (decoded[i] if i in decoded else self._kept[i] for i in wanted)
+        return torch.from_numpy(np.stack([p.numpy() for p in pixels]))
 
     def subset(self, indices: Indices) -> "ImageFiles":
         chosen = [int(i) for i in indices]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, fold
-from solodg.data.images import Indices, digest
+from solodg.data.images import ImageArray, Images, Indices, digest
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError
 from solodg.seeding import numpy_generator
@@ -102,11 +102,14 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
     split = np.repeat([TRAIN, VAL, TEST], [len(train), len(val), len(pool.test)])
     turned = np.repeat(np.arange(len(ANGLES)), len(base))
     which = np.tile(np.arange(len(base)), len(ANGLES))
+    images: Images = RotatedImages(
+        torch.from_numpy(base), which, turned, loading.image_size, loading.channels
+    )
+    if loading.image_size <= _LARGEST_MATRIX:  # cheap to make and to keep
+        images = ImageArray(images.take(np.arange(len(which))))
     return DomainDataset(
         name=family.name,
-        images=RotatedImages(
-            torch.from_numpy(base), which, turned, loading.image_size, loading.channels
-        ),
+        images=images,
         labels=labels[which],
         domains=turned,
         classes=family.classes,
@@ -120,7 +123,7 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
 
 
 class RotatedImages:
-    """Upright images and an angle each, rotated when they are taken (see `Images`)."""
+    """Upright images and an angle each, rotated when they are taken: for sizes that fill memory."""
 
     def __init__(self, base: Tensor, which: Ints, angle: Ints, size: int, channels: int) -> None:
         self.base = base  # (N, 28, 28) uint8

@@ -85,8 +85,8 @@ def jitter_colours(
     factor = contrast.to(x)[:, None]
     offset = (1 - factor) * level[:, None]  # (B, 1)
     matrix = matrix * factor[:, :, None]
-    mixed = torch.einsum("bij,bjhw->bihw", matrix, x)
-    return (mixed + offset[:, :, None, None]).clamp_(0.0, 1.0)
+    mixed = torch.baddbmm(offset[:, :, None], matrix, x.flatten(2))  # (B, 3, H * W)
+    return mixed.clamp_(0.0, 1.0).view_as(x)
 
 
 def _hue_matrix(turns: Tensor) -> Tensor:

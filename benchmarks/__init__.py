@@ -1,0 +1,1 @@
+"""Speed, as ratios: each pair is measured alternately in one run. `make bench` prints tables."""

@@ -1,0 +1,105 @@
+"""Whole models: prediction and training step beside the same backbone with a linear classifier.
+
+`python -m benchmarks.model` prints the tables.
+"""
+
+import sys
+from collections.abc import Callable
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import alternate, milliseconds, ratio, table
+from solodg.algorithms import ALGORITHMS, Algorithm
+from solodg.allocator import keep_freed_memory
+from solodg.backbones import build_backbone
+from solodg.config import RunConfig
+from solodg.training import Schedule, build_optimizer
+from solodg.types import Batch, Episode
+
+
+def solo(classes: int, size: int, channels: int = 3) -> Algorithm:
+    torch.manual_seed(0)
+    backbone = build_backbone("resnet18", channels=channels, image_size=size)
+    return ALGORITHMS["solo"](backbone, num_classes=classes)
+
+
+def inference_rows(size: int = 224) -> list[list[str]]:
+    """The reference is timm's own ResNet-18 with a linear head: nothing of ours in it."""
+    rows = []
+    for classes in (7, 345):
+        adapted = solo(classes, size).eval()
+        images = torch.rand(classes, 3, size, size)
+        with torch.inference_mode():
+            y = torch.arange(classes)
+            adapted.finalize([Batch(images, y, y * 0)])
+        plain = timm.create_model("resnet18", num_classes=classes).eval()
+        for batch in (1, 64):
+            x = torch.rand(batch, 3, size, size)
+            models = {"ours": adapted, "ERM": plain}
+            runs = {name: predictor(model, x) for name, model in models.items()}
+            measured = alternate(runs, rounds=40 if batch == 1 else 9, warmup=3)
+            cells = [milliseconds(measured[name]) for name in models]
+            rows.append([f"{classes} classes, batch {batch}", *cells,
+                         ratio(measured["ours"], measured["ERM"])])  # fmt: skip
+    return rows
+
+
+def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
+    def predict() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return predict
+
+
+def step_rows() -> list[list[str]]:
+    """A whole update of ResNet-18 on rotated MNIST at 32 pixels, as `solodg train` does it."""
+    defaults = RunConfig(dataset="rotated-mnist")
+    shown = mnist_episode(defaults.context_images, defaults.batch_size)
+    images = len(shown.merged.y)
+    measured = alternate(
+        {name: updater(name, shown) for name in ("solo", "erm")}, rounds=15, warmup=3
+    )
+    cells = [milliseconds(measured[name]) for name in ("solo", "erm")]
+    return [[f"{images} images", *cells, ratio(measured["solo"], measured["erm"])]]
+
+
+def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 10) -> Episode:
+    def batch(labels: Tensor, domain: Tensor) -> Batch:
+        return Batch(torch.rand(len(labels), 1, 32, 32), labels, domain)
+
+    labels = torch.arange(classes).repeat(context)
+    source = batch(
+        labels.repeat(domains - 1), torch.arange(domains - 1).repeat_interleave(len(labels))
+    )
+    own = torch.cat([labels, torch.arange(queries) % classes])
+    return Episode(source, batch(own, torch.full_like(own, domains - 1)), len(labels))
+
+
+def updater(name: str, shown: Episode) -> Callable[[], object]:
+    torch.manual_seed(0)
+    backbone = build_backbone("resnet18", channels=1, image_size=32)
+    algorithm = ALGORITHMS[name](backbone, num_classes=10).train()
+    optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
+
+    def update() -> None:
+        loss = algorithm.losses(shown)["loss"]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return update
+
+
+def main() -> None:
+    keep_freed_memory()  # as the command line does, for all that is compared
+    header = ["", "ours", "ERM", "ours / ERM"]
+    sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")
+    title = "A whole training step, ResNet-18 at 32 pixels, rotated MNIST"
+    sys.stdout.write(table(title, header, step_rows()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Memory that is used at every step should not be given back after every step.
+
+glibc returns large blocks to the system as soon as they are freed, and the system zeroes them page
+by page when they are asked for again: for networks on a CPU that can take longer than computing.
+"""
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's mallopt(3)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees. For whole programs: it is a setting of the process."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)

@@ -1,0 +1,82 @@
+"""The benchmarks measure what they say: the plain form is the same method, and timing is fair."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import head
+from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
+
+
+def small(kind: str):
+    return head.build(kind, dim=16, classes=5, hidden=12).double()
+
+
+@pytest.fixture
+def shown():
+    episode = head.episode(16, 5)
+    halves = (half._replace(x=half.x.detach().double()) for half in episode[:2])
+    return type(episode)(*halves, episode.num_context)
+
+
+def test_the_plain_form_has_our_posterior(shown) -> None:
+    ours, plain = small("ours"), small("plain")
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    plain.load_state_dict(ours.state_dict())
+    style = shown.target.x[:, 16:]
+    codes = torch.randn(10, 5, 16, dtype=torch.float64)
+    q = plain.plain_posterior(style, codes)
+    hidden = ours._hidden(style, codes, ours._merged_layer())
+    torch.testing.assert_close(q.mean, ours.amortiser.mean(hidden))
+    torch.testing.assert_close(q.scale, ours.amortiser.scale(hidden))
+
+
+def test_the_plain_form_has_our_loss_in_expectation(shown) -> None:
+    losses = {}
+    for kind in ("ours", "plain"):
+        torch.manual_seed(0)
+        model = small(kind)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+        values = [model.losses(shown)["loss"].detach() for _ in range(60)]
+        losses[kind] = torch.stack(values)
+    spread = (losses["ours"].var() / 60 + losses["plain"].var() / 60).sqrt()
+    assert (losses["ours"].mean() - losses["plain"].mean()).abs() < 4 * spread
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_steps_and_inference_run_at_a_small_size(kind: str) -> None:
+    head.training_step(kind, 16, 5)()
+    head.inference(kind, 16, 5, batch=3)()
+
+
+def test_candidates_take_turns() -> None:
+    order: list[str] = []
+    work = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    measured = alternate(work, rounds=3, warmup=1)
+    assert order == list("ab") * 4
+    assert all(t.low <= t.median <= t.high for t in measured.values())
+
+
+def test_figures_are_written_as_a_person_reads_them() -> None:
+    assert milliseconds(Timing(0.0123, 0.01, 0.02)) == "12.3 ms (10.0-20.0)"
+    assert ratio(Timing(3, 3, 3), Timing(2, 2, 2)) == "1.50"
+    assert table("T", ["a", "b"], [["1", "2"]]).splitlines()[2:] == [
+        "| a | b |",
+        "|---|---|",
+        "| 1 | 2 |",
+    ]
+
+
+def test_peak_memory_is_measured_in_a_process_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.head", "--memory", "ours", "64", "7"],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert 0 <= float(done.stdout) < 2000
