@@ -1,5 +1,8 @@
 """The demo: the single-sample method beside ERM on real rotated digits, at the same budget."""
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,9 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     )
     out.print(f"Model: {folder}\nPicture: {picture}")
     out.print("Try next", style="bold")
+    binaries = Path(sys.executable).parent
+    if shutil.which("solodg") is None:  # as after `make demo`
+        out.print(f"  source {os.path.relpath(binaries / 'activate')}")
     out.print(f"  solodg predict {folder} {digit} --json")
     out.print("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
     out.print("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")

@@ -215,11 +215,15 @@ def _restore(
         return 0, None
     model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
     algorithm.load_state_dict(model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
+            own = parameters[int(index)]
+            # In the memory layout of its parameter, which a fused optimiser takes for granted.
+            value = torch.empty_like(own).copy_(tensor) if tensor.shape == own.shape else tensor
+            state.setdefault(int(index), {})[key] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     return header["step"], Score(*header["best"]) if header["best"] else None
