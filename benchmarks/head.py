@@ -5,10 +5,10 @@
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -20,6 +20,7 @@ from solodg.backbones import ReadyFeatures
 from solodg.types import Batch, Episode
 
 QUERIES, SAMPLES, CONTEXT, STYLE = 128, 10, 4, 1024
+HIDDEN = 256  # the default width, for growth and memory; the bars use a width of D
 KINDS: dict[str, type[Solo]] = {"ours": Solo, "plain": PlainSolo}
 GROWTH = [(dim, classes) for dim in (512, 2048) for classes in (7, 65, 345, 1000)]
 _MEMORY_GB = 18.0  # the plain form is not asked for more
@@ -51,8 +52,10 @@ def episode(dim: int, classes: int) -> Episode:
     return Episode(batch(context, 0), batch(torch.cat([context, queries]), 1), len(context))
 
 
-def training_step(kind: str, dim: int, classes: int) -> Callable[[], object]:
-    head, shown = build(kind, dim, classes).train(), episode(dim, classes)
+def training_step(
+    kind: str, dim: int, classes: int, hidden: int | None = None
+) -> Callable[[], object]:
+    head, shown = build(kind, dim, classes, hidden).train(), episode(dim, classes)
 
     def step() -> None:
         head.zero_grad(set_to_none=True)
@@ -61,8 +64,10 @@ def training_step(kind: str, dim: int, classes: int) -> Callable[[], object]:
     return step
 
 
-def inference(kind: str, dim: int, classes: int, batch: int) -> Callable[[], object]:
-    head, shown = build(kind, dim, classes).eval(), episode(dim, classes)
+def inference(
+    kind: str, dim: int, classes: int, batch: int, hidden: int | None = None
+) -> Callable[[], object]:
+    head, shown = build(kind, dim, classes, hidden).eval(), episode(dim, classes)
     x = shown.target.x[-QUERIES:].detach()[:batch]
     with torch.inference_mode():
         head.finalize([shown.merged])
@@ -88,12 +93,17 @@ def peak_megabytes(kind: str, dim: int, classes: int) -> float:
 
 
 def _measure_memory(kind: str, dim: int, classes: int) -> None:
-    step = training_step(kind, dim, classes)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = training_step(kind, dim, classes, HIDDEN)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak of starting up
     step()
-    sys.stdout.write(
-        json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-    )
+    sys.stdout.write(json.dumps((_status("VmHWM") - before) / 1024))
+
+
+def _status(name: str) -> int:
+    """A line of this process's status, in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main_table() -> str:
@@ -109,9 +119,9 @@ def main_table() -> str:
     rows.append(["inference, batch 64, 65 classes", *_cells(runs)])
     peak = {k: peak_megabytes(k, 2048, 65) for k in KINDS}
     cells = [f"{peak[k]:.0f} MB" for k in KINDS] + [f"{peak['plain'] / peak['ours']:.1f}"]
-    rows.append(["peak memory of a step, 65 classes, D 2048", *cells])
+    rows.append([f"peak memory of a step, 65 classes, D 2048, hidden {HIDDEN}", *cells])
     return table(
-        "The head alone (128 queries, D 512, L = M = N = 10)",
+        "The head alone (128 queries, D 512, hidden 512, L = M = N = 10)",
         ["", "ours", "plain form", "plain / ours"],
         rows,
     )
@@ -121,11 +131,13 @@ def growth_table() -> str:
     rows = []
     for dim, classes in GROWTH:
         kinds = [k for k in KINDS if k == "ours" or plain_gigabytes(dim, classes) < _MEMORY_GB]
-        rounds = 1 if classes >= 345 else 3
+        rounds = 1 if classes >= 65 else 5
         steps = alternate(
-            {k: training_step(k, dim, classes) for k in kinds}, rounds=rounds, warmup=1
+            {k: training_step(k, dim, classes, HIDDEN) for k in kinds}, rounds=rounds, warmup=1
         )
-        runs = alternate({k: inference(k, dim, classes, 64) for k in kinds}, rounds=3, warmup=1)
+        runs = alternate(
+            {k: inference(k, dim, classes, 64, HIDDEN) for k in kinds}, rounds=3, warmup=1
+        )
         peak = {k: f"{peak_megabytes(k, dim, classes):.0f}" for k in kinds}
         row = [str(dim), str(classes)]
         for measured in (steps, runs):
@@ -136,7 +148,7 @@ def growth_table() -> str:
         rows.append(row)
     header = ["D", "classes", "step, ours (ms)", "plain", "inference of 64, ours (ms)", "plain",
               "peak memory, ours (MB)", "plain"]  # fmt: skip
-    return table("Growth with classes and embedding (128 queries, L = M = N = 10)", header, rows)
+    return table(f"Growth (128 queries, hidden {HIDDEN}, L = M = N = 10)", header, rows)
 
 
 def _cells(measured: dict) -> list[str]:
@@ -152,7 +164,9 @@ def main() -> None:
         kind, dim, classes = arguments.memory
         _measure_memory(kind, int(dim), int(classes))
         return
-    sys.stdout.write(main_table() + "\n" + growth_table())
+    for part in (main_table, growth_table):
+        sys.stdout.write(part() + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
