@@ -52,8 +52,11 @@ def test_the_plain_form_has_our_loss_in_expectation(shown) -> None:
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
 def test_steps_and_inference_run_at_a_small_size(kind: str) -> None:
-    head.training_step(kind, 16, 5)()
-    head.inference(kind, 16, 5, batch=3)()
+    work = {
+        "step": head.training_step(kind, 16, 5),
+        "predict": head.inference(kind, 16, 5, batch=3),
+    }
+    assert all(timing.median > 0 for timing in alternate(work, rounds=1).values())
 
 
 def test_candidates_take_turns() -> None:
