@@ -36,7 +36,7 @@ def inference_rows(size: int = 224) -> list[list[str]]:
         for batch in (1, 64):
             x = torch.rand(batch, 3, size, size)
             runs = {name: predictor(model, x) for name, model in models.items()}
-            measured = alternate(runs, rounds=60 if batch == 1 else 11, warmup=3)
+            measured = alternate(runs, rounds=200 if batch == 1 else 11, warmup=3)
             cells = [milliseconds(measured[name]) for name in models]
             rows.append([f"{classes} classes, batch {batch}", *cells,
                          ratio(measured["solo"], measured["erm"])])  # fmt: skip
@@ -75,9 +75,11 @@ def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 1
     return Episode(source, batch(own, torch.full_like(own, domains - 1)), len(labels))
 
 
-def updater(name: str, shown: Episode) -> Callable[[], object]:
+def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[], object]:
     torch.manual_seed(0)
     backbone = build_backbone("resnet18", channels=1, image_size=32)
+    if compiled:
+        backbone.forward = torch.compile(backbone.forward)  # type: ignore[method-assign]
     algorithm = ALGORITHMS[name](backbone, num_classes=10).train()
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
 

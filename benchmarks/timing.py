@@ -8,11 +8,20 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """Seconds."""
+    """Seconds of each round."""
 
-    median: float
-    low: float  # quartiles
-    high: float
+    rounds: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.rounds) < 2:
+            return self.rounds[0], self.rounds[0]
+        low, _, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
+        return low, high
 
 
 def alternate(
@@ -33,23 +42,18 @@ def alternate(
                 seconds[name].append(time.perf_counter() - started)
     finally:
         gc.enable()
-    return {name: _summary(values) for name, values in seconds.items()}
-
-
-def _summary(values: list[float]) -> Timing:
-    if len(values) < 2:
-        return Timing(values[0], values[0], values[0])
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Timing(statistics.median(values), low, high)
+    return {name: Timing(values) for name, values in seconds.items()}
 
 
 def milliseconds(timing: Timing) -> str:
-    spread = f"{1000 * timing.low:.1f}-{1000 * timing.high:.1f}"
-    return f"{1000 * timing.median:.1f} ms ({spread})"
+    low, high = timing.quartiles
+    return f"{1000 * timing.median:.1f} ms ({1000 * low:.1f}-{1000 * high:.1f})"
 
 
 def ratio(slow: Timing, fast: Timing) -> str:
-    return f"{slow.median / fast.median:.2f}"
+    """Median over rounds of the ratio within a round: a slow minute is in both."""
+    pairs = zip(slow.rounds, fast.rounds, strict=True)
+    return f"{statistics.median(a / b for a, b in pairs):.2f}"
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> str:

@@ -317,4 +317,6 @@ def _is_colour_convolution(given: Tensor, own: Tensor) -> bool:
 
 def _channel_means(stage: Tensor) -> Tensor:
     """(B, C, H, W) maps or (B, N, C) tokens -> (B, C)."""
-    return stage.mean((2, 3)) if stage.ndim == 4 else stage.mean(1)
+    if stage.ndim == 4:  # as tokens, so that the gradient too comes with channels last
+        stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
+    return stage.mean(1)

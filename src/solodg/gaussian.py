@@ -57,6 +57,13 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
 def kl(q: Gaussian, p: Gaussian) -> Tensor:
     """KL(q || p) summed over the last axis; the other axes broadcast."""
-    ratio = q.scale / p.scale
-    distance = (q.mean - p.mean) / p.scale
-    return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum(-1)
+    precision = p.scale.reciprocal()  # of one classifier, usually, where q has one per image
+    ratio = q.scale * precision
+    distance = (q.mean - p.mean) * precision
+    squares = _squared_norm(ratio) + _squared_norm(distance) - q.mean.shape[-1]
+    return 0.5 * squares - ratio.log().sum(-1)
+
+
+def _squared_norm(x: Tensor) -> Tensor:
+    """Over the last axis; a product with itself is cheaper on the way back than a power."""
+    return (x * x).sum(-1)

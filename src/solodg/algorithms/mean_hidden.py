@@ -2,8 +2,8 @@
 
 Computes the mean over L of relu(W relu(a_b + c_lc) + bias) for every image b and class c. Plain
 autograd would keep three tensors of shape (B, L, C, H) and walk through memory for each; here a
-few images at a time go through all layers, and only the sign of the last layer is kept, a byte
-where autograd keeps two floats. The first layer is computed again on the way back: it is a sum.
+few images at a time go through all layers, and only the last layer is kept. The first layer is
+computed again on the way back: it is a sum.
 """
 
 from typing import Any
@@ -29,29 +29,29 @@ class _MeanHidden(torch.autograd.Function):
         samples, num_classes, _ = classes.shape
         shape = (len(images), samples, num_classes, len(weight))
         out = images.new_empty(len(images), num_classes, len(weight))
-        active = torch.empty(shape, dtype=torch.bool, device=images.device)
+        kept = images.new_empty(shape)
         for piece in _pieces(images, classes):
             first = _first(images[piece], classes)  # (b, L, C, H)
-            last = torch.addmm(bias, first.flatten(0, 2), weight.T).view(-1, *shape[1:])
-            torch.gt(last, 0, out=active[piece])
+            last = kept[piece]
+            torch.addmm(bias, first.flatten(0, 2), weight.T, out=last.view(-1, len(weight)))
             torch.mean(last.relu_(), 1, out=out[piece])
-        ctx.save_for_backward(images, classes, weight, active)
+        ctx.save_for_backward(images, classes, weight, kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        images, classes, weight, active = ctx.saved_tensors
+        images, classes, weight, kept = ctx.saved_tensors
         grad = grads[0] / len(classes)
         grad_images = torch.empty_like(images)
         grad_classes, grad_weight = torch.zeros_like(classes), torch.zeros_like(weight)
         grad_bias = weight.new_zeros(len(weight))
         for piece in _pieces(images, classes):
             first = _first(images[piece], classes)
-            grad_last = (grad[piece, None] * active[piece]).flatten(0, 2)  # (bLC, K)
+            last = kept[piece]
+            grad_last = _through_relu(grad[piece, None].expand_as(last), last).flatten(0, 2)
             grad_weight.addmm_(grad_last.T, first.flatten(0, 2))
             grad_bias += grad_last.sum(0)
-            grad_first = (grad_last @ weight).view_as(first)
-            grad_first = torch.ops.aten.threshold_backward(grad_first, first, 0)
+            grad_first = _through_relu((grad_last @ weight).view_as(first), first)
             torch.sum(grad_first, (1, 2), out=grad_images[piece])
             grad_classes += grad_first.sum(0)
         return grad_images, grad_classes, grad_weight, grad_bias
@@ -59,6 +59,12 @@ class _MeanHidden(torch.autograd.Function):
 
 def _first(images: Tensor, classes: Tensor) -> Tensor:
     return (images[:, None, None] + classes).relu_()
+
+
+def _through_relu(grad: Tensor, output: Tensor) -> Tensor:
+    """The gradient where the output is positive, in one pass."""
+    result: Tensor = torch.ops.aten.threshold_backward(grad, output, 0)
+    return result
 
 
 def _pieces(images: Tensor, classes: Tensor) -> list[slice]:

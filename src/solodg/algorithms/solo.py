@@ -14,7 +14,7 @@ derives each step and the tests hold it against the plain form in float64.
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -261,9 +261,11 @@ class Solo(Algorithm):
             self.register_buffer("written_mean", torch.full((classes, dim), math.nan))
             self.register_buffer("written_scale", torch.zeros(classes, dim))
         else:
+            self.register_buffer("image_weight", torch.zeros(hidden, hidden))
             self.register_buffer("class_part", torch.full((classes, hidden), math.nan))
             self.register_buffer("merged_weight", torch.zeros(hidden, hidden))
             self.register_buffer("merged_bias", torch.zeros(hidden))
+            self.register_buffer("readout", torch.zeros(hidden + classes, dim))
         # The same noise for every image keeps a prediction independent of its batch; in pairs
         # of opposite sign, it does not shift the mean.
         half = torch.randn(samples // 2, classes, generator=torch.Generator().manual_seed(0))
@@ -272,9 +274,11 @@ class Solo(Algorithm):
         self.absent: Tensor
         self.written_mean: Tensor
         self.written_scale: Tensor
+        self.image_weight: Tensor
         self.class_part: Tensor
         self.merged_weight: Tensor
         self.merged_bias: Tensor
+        self.readout: Tensor
         self.test_noise: Tensor
 
     @torch.no_grad()
@@ -288,15 +292,21 @@ class Solo(Algorithm):
         self.absent.copy_(~centres.present)
         if self.posterior == "invariant":
             written: Gaussian = self.amortiser(centres.mean)
-            self.written_mean.copy_(written.mean)
+            self.written_mean.copy_(self._on_base(written.mean))
             self.written_scale.copy_(written.scale)
             return
         hierarchical = self.posterior == "hierarchical"
         codes = self.source_prior(centres.mean).mean if hierarchical else centres.mean
-        self.class_part.copy_(self._class_part(codes))
+        last = cast(nn.Linear, self.style_encoder[2])  # with `combine` right after it, one layer
+        dim = centres.mean.shape[1]
+        self.image_weight.copy_(self.combine.weight[:, :dim] @ last.weight)
+        self.class_part.copy_(self._class_part(codes) + self.combine.weight[:, :dim] @ last.bias)
         weight, bias = self._merged_layer()
         self.merged_weight.copy_(weight)
         self.merged_bias.copy_(bias)
+        head = self.amortiser.mean
+        fixed = self._on_base(head.bias.expand_as(centres.mean))  # what no image changes
+        self.readout.copy_(torch.cat([head.weight.T, fixed]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the posterior's mean classifier."""
@@ -305,8 +315,8 @@ class Solo(Algorithm):
         if self.posterior == "invariant":
             logits = z @ self.written_mean.T
         else:
-            logits = self._mean_logits(self._test_hidden(features.style), z)
-        return self._finish(logits, z)
+            logits = self._test_logits(self._test_hidden(features.style), z)
+        return logits.masked_fill(self.absent, -math.inf)
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
@@ -317,29 +327,32 @@ class Solo(Algorithm):
         else:
             hidden = self._test_hidden(features.style)
             scale = _logit_scale(self.amortiser.scale(hidden), z)
-            moments = LogitMoments(self._mean_logits(hidden, z), scale)
-        moments = LogitMoments(self._finish(moments.mean, z), moments.scale)
-        return moments.sample_with(self.test_noise).softmax(-1).mean(1)
+            moments = LogitMoments(self._test_logits(hidden, z), scale)
+        logits = moments.sample_with(self.test_noise).masked_fill(self.absent, -math.inf)
+        return logits.softmax(-1).mean(1)
 
     def classifiers(self, x: Tensor) -> Gaussian:
         """The classifier written for each image: mean and scale, (B, C, D)."""
         features: Features = self.backbone(x)
         if self.posterior == "invariant":
             shape = (len(x), *self.written_mean.shape)
-            mean, scale = self.written_mean.expand(shape), self.written_scale.expand(shape)
-        else:
-            hidden = self._test_hidden(features.style)
-            mean, scale = self.amortiser.mean(hidden), self.amortiser.scale(hidden)
-        return Gaussian(mean if self.base is None else mean + self.base.weight, scale)
+            return Gaussian(self.written_mean.expand(shape), self.written_scale.expand(shape))
+        hidden = self._test_hidden(features.style)
+        return Gaussian(self._on_base(self.amortiser.mean(hidden)), self.amortiser.scale(hidden))
 
     def _test_hidden(self, style: Tensor) -> Tensor:
-        combined = (self._image_part(style)[:, None] + self.class_part).relu_()  # (B, C, H)
+        code = self.style_encoder[0](style).relu_()  # its last layer is in `image_weight`
+        image_part = F.linear(code, self.image_weight)  # (B, H)
+        combined = (image_part[:, None] + self.class_part).relu_()  # (B, C, H)
         return F.linear(combined, self.merged_weight, self.merged_bias).relu_()
 
-    def _finish(self, logits: Tensor, z: Tensor) -> Tensor:
-        if self.base is not None:
-            logits = logits + self.base(z)
-        return logits.masked_fill(self.absent, -math.inf)
+    def _test_logits(self, hidden: Tensor, z: Tensor) -> Tensor:
+        """The written part and the fixed one, (B, C), after one product with z."""
+        projected, fixed = F.linear(z, self.readout).split([hidden.shape[2], hidden.shape[1]], 1)
+        return torch.baddbmm(fixed[..., None], hidden, projected[..., None]).squeeze(-1)
+
+    def _on_base(self, written: Tensor) -> Tensor:
+        return written if self.base is None else written + self.base.weight
 
 
 def _logit_scale(scale: Tensor, z: Tensor) -> Tensor:
