@@ -27,7 +27,22 @@ FLOORS = [
     {"adapters"},
     {"training", "checkpoint", "evaluation"},
     {"config", "features", "assembly", "runfolder", "tensorboard", "run", "score"},
-    {"predictor", "tables", "plots", "demo", "cli", "__init__", "__main__"},
+    {
+        "predictor",
+        "plan",
+        "results",
+        "tables",
+        "plan_table",
+        "plots",
+        "benchmark",
+        "ray_cluster",
+        "estimate",
+        "verify",
+        "demo",
+        "cli",
+        "__init__",
+        "__main__",
+    },
 ]
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 # Data and algorithms meet only where a run is put together.

@@ -110,6 +110,8 @@ def make_backbone(config: RunConfig) -> Backbone:
         backbone.freeze()
     elif config.freeze_norm:
         backbone.freeze_norm()
+    if config.train_stages:
+        backbone.train_last(config.train_stages)
     return backbone
 
 

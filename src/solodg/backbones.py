@@ -22,7 +22,7 @@ make_torchvision_importable()
 import timm  # noqa: E402  (needs the guard above)
 import torchvision  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from timm.models import adapt_input_conv  # noqa: E402
+from timm.models import adapt_input_conv, group_parameters  # noqa: E402
 
 _CLASSIFIERS = ("classifier.6", "fc", "head", "classifier")  # what a file may hold too much
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -43,6 +43,12 @@ class Network(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         return self.forward(x).embedding
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """Parameters from the first layers to the last."""
+        layers = [module for module in self.modules() if not list(module.children())]
+        groups = [list(layer.parameters()) for layer in layers]
+        return [group for group in groups if group]
 
 
 class Backbone(nn.Module):
@@ -87,6 +93,15 @@ class Backbone(nn.Module):
         self.frozen = True
         self.requires_grad_(False)
         self.eval()
+
+    def train_last(self, stages: int) -> None:
+        """Fix all but the last stages; nothing is computed backwards through what is fixed."""
+        groups = self.net.stages()
+        if stages > len(groups):
+            raise UserError(f"--train-stages {stages}: this backbone has {len(groups)} stages.")
+        for group in groups[: len(groups) - stages]:
+            for parameter in group:
+                parameter.requires_grad_(False)
 
     def freeze_norm(self) -> None:
         """Keep the statistics of every BatchNorm: small batches of several domains spoil them."""
@@ -180,6 +195,9 @@ class SmallCNN(Network):
             channels = width
         self.blocks = nn.ModuleList(blocks)
 
+    def stages(self) -> list[list[nn.Parameter]]:
+        return [list(block.parameters()) for block in self.blocks]
+
     def forward(self, x: Tensor) -> Stages:
         maps = []
         for block in self.blocks:
@@ -213,12 +231,21 @@ class AlexNetStages(Network):
         return Stages(maps, self.model.classifier(pooled))
 
 
-class TimmStages(Network):
-    """A timm model that hands out its intermediate maps itself."""
+class TimmNetwork(Network):
+    """A timm model, its stages as timm groups them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        named = dict(self.model.named_parameters())
+        groups = group_parameters(self.model, self.model.group_matcher(coarse=True))
+        return [[named[name] for name in groups[key]] for key in sorted(groups)]
+
+
+class TimmStages(TimmNetwork):
+    """One that hands out its intermediate maps itself."""
 
     def forward(self, x: Tensor) -> Stages:
         last, maps = self.model.forward_intermediates(x)
@@ -230,12 +257,11 @@ class TimmStages(Network):
         return embedding
 
 
-class HookedTimmStages(Network):
-    """A timm model that only names its stages: their outputs are taken as they pass."""
+class HookedTimmStages(TimmNetwork):
+    """One that only names its stages: their outputs are taken as they pass."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self._maps: dict[int, list[Tensor]] = {}  # by thread: several may predict at once
         for stage in model.feature_info:
             model.get_submodule(stage["module"]).register_forward_hook(self._keep)

@@ -41,6 +41,7 @@ class RunConfig(BaseModel):
     pretrained: bool = False
     weights: str | None = None
     freeze_backbone: bool = False
+    train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
     freeze_norm: bool | None = None
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
@@ -120,6 +121,8 @@ def resolve(config: RunConfig) -> RunConfig:
         raise UserError(f"--train-images is for rotated datasets; {spec.name} is used whole.")
     if config.pretrained and config.weights:
         raise UserError("--pretrained and --weights exclude each other: give one of them.")
+    if config.freeze_backbone and config.train_stages:
+        raise UserError("--freeze-backbone and --train-stages exclude each other: give one.")
     if config.freeze_backbone and not config.starts_from_weights:
         raise UserError(
             "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
@@ -146,6 +149,14 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
             reason = error.errors()[0]["msg"].lower()
             raise UserError(f"--set {name}={value}: {reason}.") from error
     return kind.variants[config.variant] | checked
+
+
+def portable(config: RunConfig) -> dict[str, Any]:
+    """The configuration without paths of a machine."""
+    values = config.model_dump(mode="json")
+    for name in ("dataset", "weights"):
+        values[name] = Path(values[name]).name if values[name] else values[name]
+    return values
 
 
 def _channels(config: RunConfig, spec: DatasetSpec) -> int:

@@ -65,3 +65,19 @@ def _thumbnail(axis: Any, image: NDArray[np.uint8], position: int) -> None:
     inset = axis.inset_axes((position - 0.4, -0.45, 0.8, 0.9), transform=axis.transData)
     inset.imshow(pixels, cmap="gray")
     inset.set_axis_off()
+
+
+def plan_figure(
+    title: str, xlabel: str, rows: Sequence[tuple[str, float, float]], path: Path
+) -> None:
+    """Methods with their means and intervals, the first on top."""
+    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
+    for index, (_, mean, half) in enumerate(rows):
+        axis.errorbar(mean, index, xerr=half, fmt="o", color=COLOURS[0], capsize=3)
+    axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axis.invert_yaxis()
+    axis.set(title=title, xlabel=xlabel)
+    axis.grid(axis="x", color="0.85", lw=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

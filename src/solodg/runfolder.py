@@ -1,10 +1,12 @@
 """The folder of a run: which files it holds, and whose it is."""
 
 import importlib.metadata
+import os
 import platform
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from pydantic import BaseModel, ValidationError
 
 from solodg.config import Machine, RunConfig
@@ -67,4 +69,15 @@ def claim(folder: Path, config: RunConfig, machine: Machine, fingerprint: str) -
 
 def versions() -> dict[str, str]:
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return found | {"python": platform.python_version(), "machine": platform.machine()}
+    return found | {"python": platform.python_version()}
+
+
+def machine_kind(device: torch.device) -> dict[str, Any]:
+    """What a number may depend on besides the versions; no name of a machine."""
+    on_gpu = device.type == "cuda"
+    return {
+        "kind": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+    }

@@ -19,14 +19,22 @@ from solodg.assembly import (
     with_features,
 )
 from solodg.backbones import Backbone, ReadyFeatures
-from solodg.config import Machine, RunConfig
+from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError, unknown
 from solodg.evaluation import metrics, predict
 from solodg.features import FeatureStore
 from solodg.progress import NoProgress, Progress
-from solodg.runfolder import RESULTS, SOURCE, VERSIONS, read_config, read_machine
-from solodg.storage import append_line, read_json
+from solodg.runfolder import (
+    FINISHED,
+    RESULTS,
+    SOURCE,
+    VERSIONS,
+    machine_kind,
+    read_config,
+    read_machine,
+)
+from solodg.storage import append_lines, read_json
 from solodg.types import Record
 
 
@@ -88,17 +96,18 @@ def evaluate_run(
                 seed=config.seed,
                 protocol=_protocol(data, config),
                 metrics=metrics(result),
-                config=_portable(config),
+                config=portable(config),
                 versions=read_json(folder / VERSIONS),
                 data=facts,
+                machine=machine_kind(device),
                 time={
                     "seconds": round(seconds, 3),
+                    **_training_time(folder),
                     "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 },
             )
         )
-    for record in records:
-        append_line(folder / RESULTS, record.model_dump())
+    append_lines(folder / RESULTS, [record.model_dump() for record in records])
     return records
 
 
@@ -161,16 +170,14 @@ def _moved(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> Run
     return config.model_copy(update=values)
 
 
+def _training_time(folder: Path) -> dict[str, float]:
+    """What a finished run took; one that was stopped before its end can be scored too."""
+    finished = folder / FINISHED
+    return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
+
+
 def _protocol(dataset: DomainDataset, config: RunConfig) -> str:
     """How the data was divided: the dataset's own way, or a seeded one with its share."""
     if dataset.protocol.endswith("random-split") or dataset.protocol == "grouped-split":
         return f"{dataset.protocol}-{config.val_fraction:g}-seed-{config.seed}"
     return dataset.protocol
-
-
-def _portable(config: RunConfig) -> dict[str, Any]:
-    """The configuration without paths of a machine."""
-    values = config.model_dump(mode="json")
-    for name in ("dataset", "weights"):
-        values[name] = Path(values[name]).name if values[name] else values[name]
-    return values

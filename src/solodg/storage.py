@@ -1,10 +1,12 @@
 """Files that are whole or absent: atomic writes, and JSON lines that survive a crash."""
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,14 +41,48 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object more; a line cut off by a crash is closed first, so that it stays alone."""
+    """One JSON object more."""
+    append_lines(path, [value])
+
+
+def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """JSON objects more, side by side even if several processes write at once.
+
+    A line cut off by a crash is closed first, so that it stays alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    text = "".join(json.dumps(value) + "\n" for value in values).encode()
+    with path.open("ab+") as file, _alone(file):
         torn = False
-        if file.tell() > 0:
+        if file.seek(0, os.SEEK_END) > 0:
             file.seek(-1, os.SEEK_END)
             torn = file.read(1) != b"\n"
-        file.write((b"\n" if torn else b"") + json.dumps(value).encode() + b"\n")
+        file.write((b"\n" if torn else b"") + text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Whether this process holds the lock now; it is given back even by a killed process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+@contextmanager
+def _alone(file: BinaryIO) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -54,3 +54,5 @@ class Record(BaseModel):
     versions: dict[str, str]
     data: dict[str, Any]
     time: dict[str, Any] = Field(default_factory=dict)
+    machine: dict[str, Any] = Field(default_factory=dict)  # its kind, never its name
+    cell: dict[str, Any] = Field(default_factory=dict)  # of a plan: key, part, parts

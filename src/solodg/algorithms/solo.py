@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.centres import Centres, CentreSums
 from solodg.algorithms.mean_hidden import mean_hidden
+from solodg.algorithms.posterior_terms import posterior_terms
 from solodg.algorithms.writer import GaussianWriter
 from solodg.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
 from solodg.types import Batch, Episode, Features
@@ -187,13 +188,16 @@ class Solo(Algorithm):
         if merged_layer is None:
             posterior: Gaussian = self.amortiser(turn.source.mean)  # (C, D), the same for all
             moments = shared_logits(posterior, z)
+            divergence = kl(posterior, prior)  # (C,)
         else:
             codes = self._class_codes(turn.source.mean)
             hidden = self._hidden(asked.style, codes, merged_layer)  # (B, C, H)
-            scale = self.amortiser.scale(hidden)  # (B, C, D)
-            moments = LogitMoments(self._mean_logits(hidden, z), _logit_scale(scale, z))
-            mean = self.amortiser.mean(hidden) if self.kl_weight else scale  # read by the KL alone
-            posterior = Gaussian(mean, scale)
+            if self.kl_weight:
+                variance, divergence = posterior_terms(hidden, z, self.amortiser, prior)  # (B, C)
+                scale = safe_sqrt(variance)
+            else:
+                scale = _logit_scale(self.amortiser.scale(hidden), z)
+            moments = LogitMoments(self._mean_logits(hidden, z), scale)
         terms = {
             "posterior_ce": _sampled_cross_entropy(
                 moments, base, self.posterior_samples, y, turn.source.present
@@ -205,7 +209,7 @@ class Solo(Algorithm):
             )
         if self.kl_weight:
             both = (turn.source.present & turn.target.present).to(z.dtype)  # (C,)
-            terms["kl"] = (kl(posterior, prior) * both).sum(-1).mean()
+            terms["kl"] = (divergence * both).sum(-1).mean()
         return terms
 
     def _kl_factor(self) -> float | Tensor:

@@ -6,6 +6,7 @@ import sys
 import typer
 
 from solodg.allocator import keep_freed_memory
+from solodg.cli.bench import bench
 from solodg.cli.console import err
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
@@ -28,6 +29,9 @@ app.command(
 )(train)
 app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
+    bench
+)
 app.command()(datasets)
 app.command()(demo)
 

@@ -63,6 +63,10 @@ def train(
             "--freeze-backbone", help="Compute features once (no augmentation), train the rest."
         ),
     ] = False,
+    train_stages: Annotated[
+        int | None,
+        typer.Option(help="Fine-tune only the last N stages of the backbone.  [dim]all[/dim]"),
+    ] = None,
     freeze_norm: Annotated[
         bool | None,
         typer.Option(
@@ -148,6 +152,7 @@ def train(
             "pretrained": pretrained,
             "weights": str(weights) if weights else None,
             "freeze_backbone": freeze_backbone,
+            "train_stages": train_stages,
             "freeze_norm": freeze_norm,
             "image_size": image_size,
             "channels": channels,

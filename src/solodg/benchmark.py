@@ -1,0 +1,137 @@
+"""A plan carried out: cells that are not done yet are run, scored and recorded, one by one.
+
+Everything lies under one folder: `results.jsonl`, which only grows; `runs/KEY`, one per training;
+`tables/PLAN.*`. Killed, the same command goes on where it stopped. Two runners may share the
+folder: a cell in work is locked, and its lock dies with its process.
+"""
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from solodg.assembly import Say
+from solodg.config import Machine
+from solodg.errors import UserError
+from solodg.plan import Cell
+from solodg.progress import NoProgress, Progress
+from solodg.results import append_cell, append_failure, read_results
+from solodg.run import train_run
+from solodg.score import evaluate_run
+from solodg.storage import try_lock
+from solodg.tables import mean_accuracy
+from solodg.types import Record
+
+RESULTS, ERROR = "results.jsonl", "error.txt"
+_WAIT = 2.0  # seconds before looking again at cells that another runner has
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a call has done."""
+
+    ran: int
+    failed: int
+    seconds: float
+
+
+def run_cell(
+    cell: Cell, machine: Machine, output: Path, progress: Progress | None = None
+) -> list[Record]:
+    """Train, or go on, or find it trained; then score."""
+    folder = output / "runs" / cell.run_key
+    progress = progress or NoProgress()
+    train_run(cell.config, machine, folder, resume=True, progress=progress)
+    return evaluate_run(folder, machine, adapter=cell.adapter, progress=progress)
+
+
+def pending(cells: Sequence[Cell], output: Path) -> list[Cell]:
+    """What is not done yet; what has failed before is tried again."""
+    done = read_results(output / RESULTS).done
+    unique = {cell.key: cell for cell in cells}
+    return [cell for key, cell in unique.items() if key not in done]
+
+
+def run_serially(
+    cells: Sequence[Cell], machine: Machine, output: Path, *, progress: Progress, say: Say
+) -> Tally:
+    """One cell after another, in this process."""
+    queue = deque(pending(cells, output))
+    record = Recorder(output, len(queue), say)
+    skipped = 0
+    while queue:
+        cell = queue.popleft()
+        with try_lock(lock_path(output, cell)) as mine:
+            if not mine:
+                queue.append(cell)
+                skipped += 1
+                if skipped >= len(queue):  # all that is left is in other hands
+                    time.sleep(_WAIT)
+                    skipped = 0
+                continue
+            skipped = 0
+            if cell.key in read_results(output / RESULTS).done:
+                record.found(cell)
+                continue
+            say(f"[{record.position} of {record.total}] {cell}")
+            record(cell, lambda cell=cell: run_cell(cell, machine, output, progress))  # type: ignore[misc]
+    return record.tally()
+
+
+def lock_path(output: Path, cell: Cell) -> Path:
+    return output / "locks" / cell.run_key
+
+
+class Recorder:
+    """Writes down what a cell gave, result or error, and says how long the rest may take."""
+
+    def __init__(self, output: Path, total: int, say: Say) -> None:
+        self.output, self.total, self.say = output, total, say
+        self.started, self.ran, self.failed, self.elsewhere = time.monotonic(), 0, 0, 0
+
+    @property
+    def position(self) -> int:
+        return self.ran + self.failed + self.elsewhere + 1
+
+    def found(self, cell: Cell) -> None:
+        self.elsewhere += 1
+        self.say(f"{cell}: done by another runner.")
+
+    def __call__(self, cell: Cell, work: Callable[[], list[Record]]) -> None:
+        try:
+            records = work()
+        except Exception as error:
+            self._failure(cell, error)
+            return
+        append_cell(self.output / RESULTS, cell.key, records)
+        self.ran += 1
+        accuracy = 100 * (mean_accuracy(records, "target") or 0.0)
+        self.say(f"{cell}: {accuracy:.1f}% on unseen domains. {self._time_left()}")
+
+    def _failure(self, cell: Cell, error: Exception) -> None:
+        plain = isinstance(error, UserError)
+        reason = str(error) if plain else f"{type(error).__name__}: {error}"
+        append_failure(self.output / RESULTS, cell.key, str(cell), reason)
+        if not plain:
+            folder = self.output / "runs" / cell.run_key
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ERROR).write_text("".join(traceback.format_exception(error)))
+            reason += f" (traceback in {folder / ERROR})"
+        self.failed += 1
+        self.say(f"{cell}: FAILED: {reason}")
+
+    def _time_left(self) -> str:
+        done = self.position - 1
+        left = (time.monotonic() - self.started) / done * (self.total - done)
+        return f"{done} of {self.total} done, about {duration(left)} left."
+
+    def tally(self) -> Tally:
+        return Tally(self.ran, self.failed, time.monotonic() - self.started)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,194 @@
+"""`solodg bench`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from solodg.cli.console import err, out
+from solodg.errors import UserError
+
+SOME_FAILED = 1
+
+
+def bench(
+    config: Annotated[
+        Path | None, typer.Argument(help="A plan, e.g. configs/quick/ablation.yaml.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Where records, runs and tables go; plans may share it.")
+    ] = Path("runs/bench"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be run, and about how long.")
+    ] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Make the table of the records that are there.")
+    ] = False,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[:LINE]",
+            help="Repeat the run of one record and compare; nothing else is done.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Where the weights file that the plan names lies.")
+    ] = None,
+    on: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a running cluster.  [dim]default: one of its own[/dim]")
+    ] = None,
+    ray_workers: Annotated[
+        int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where datasets lie.  [dim]default: $SOLODG_DATA or data[/dim]"),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(help="For features of frozen backbones.  [dim]default: ~/.cache/solodg[/dim]"),
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch MNIST, Fashion-MNIST or SVHN if missing.")
+    ] = False,
+    accelerator: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+) -> None:
+    """Carry out a plan: methods x targets x seeds, to records and a table.
+
+    Killed, the same command goes on where it stopped; a finished cell is never run twice, and
+    plans that share --output share their runs. A cell that fails is recorded as failed, the rest
+    goes on, and the exit code is 1.
+    """
+    from solodg.config import Machine, build
+
+    values = {
+        "data_dir": data_dir,
+        "cache_dir": cache_dir,
+        "download": download,
+        "accelerator": accelerator,
+    }
+    machine = build(Machine, {k: v for k, v in values.items() if v is not None})
+    if verify is not None:
+        _verify(verify, machine, weights)
+        return
+    if config is None:
+        raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
+    if on not in ("local", "ray"):
+        raise UserError(f"--on {on!r}: local and ray are known.")
+    from solodg.plan import read_plan
+
+    plan = read_plan(config, weights=weights)
+    if dry_run:
+        _show(plan, machine, output)
+        return
+    failed = 0
+    if not table_only:
+        failed = _carry_out(plan, machine, output, on, ray_address, ray_workers)
+    _write_tables(plan, output)
+    if failed:
+        err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
+        raise typer.Exit(SOME_FAILED)
+
+
+def _carry_out(
+    plan: Any, machine: Any, output: Path, on: str, address: str | None, workers: int | None
+) -> int:
+    from solodg.benchmark import duration, run_serially
+    from solodg.progress import BarProgress
+
+    if on == "ray":
+        from solodg.ray_cluster import run_on_ray
+
+        tally = run_on_ray(
+            plan.cells(), machine, output, address=address, say=err.print, workers=workers
+        )
+    else:
+        tally = run_serially(
+            plan.cells(), machine, output, progress=BarProgress(err), say=err.print
+        )
+    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {duration(tally.seconds)}.")
+    return tally.failed
+
+
+def _write_tables(plan: Any, output: Path) -> None:
+    from solodg.benchmark import RESULTS
+    from solodg.plan_table import Column, column_estimate, plan_table, runs_of
+    from solodg.plots import plan_figure
+    from solodg.results import read_results
+    from solodg.storage import write_atomically
+
+    results = read_results(output / RESULTS)
+    grid = plan_table(plan, results)
+    folder = output / "tables"
+    for suffix, text in (("md", grid.markdown()), ("tex", grid.latex()), ("csv", grid.csv())):
+        write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
+    points = []
+    for row in plan.rows:
+        found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)
+        if found:
+            points.append((row.name, found.mean, found.half or 0.0))
+    if points:
+        label = "accuracy on unseen domains, %, mean and 95% interval over seeds"
+        plan_figure(plan.title, label, points, folder / f"{plan.name}.png")
+    out.print(grid.rich())
+    out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png. Records: {output / RESULTS}")
+
+
+def _show(plan: Any, machine: Any, output: Path) -> None:
+    from rich.table import Table
+
+    from solodg.benchmark import RESULTS, duration
+    from solodg.estimate import estimate_seconds
+    from solodg.progress import BarProgress
+    from solodg.results import read_results
+
+    results = read_results(output / RESULTS)
+    cells = plan.cells()
+    seconds = estimate_seconds(cells, machine, results, BarProgress(err))
+    table = Table(title=plan.title)
+    for name in ("method", "target", "seed", "steps", "state", "about"):
+        table.add_column(name)
+    left = 0.0
+    for cell in cells:
+        state = "done" if cell.key in results.done else "to do"
+        if cell.key in results.failed:
+            state = "failed before"
+        time = seconds.get(cell.run_key)
+        if state != "done":
+            left += time or 0.0
+        shown = "-" if time is None or state == "done" else duration(time)
+        targets = " ".join(cell.config.targets)
+        table.add_row(
+            cell.row, targets, str(cell.config.seed), str(cell.config.steps), state, shown
+        )
+    out.print(table)
+    todo = sum(cell.key not in results.done for cell in cells)
+    out.print(f"{todo} of {len(cells)} cells to do, about {duration(left)} on this machine.")
+
+
+def _verify(where: str, machine: Any, weights: Path | None) -> None:
+    from rich.table import Table
+
+    from solodg.progress import BarProgress
+    from solodg.verify import read_record, repeat
+
+    record = read_record(where)
+    repeated = repeat(record, machine, weights, BarProgress(err))
+    table = Table(
+        title=f"{record.algorithm} ({record.variant}), {record.domain}, seed {record.seed}"
+    )
+    for name in ("", "recorded", "repeated"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, value in record.metrics.items():
+        table.add_row(name, f"{value:.6g}", f"{repeated.metrics[name]:.6g}")
+    out.print(table)
+    for name in ("versions", "machine", "data"):
+        before, now = getattr(record, name), getattr(repeated, name)
+        changed = [k for k in before if before[k] != now.get(k)]
+        for key in changed:
+            out.print(f"{name}: {key} was {before[key]}, is {now.get(key)}")
+    if record.metrics != repeated.metrics:
+        err.print("The numbers differ.", style="red")
+        raise typer.Exit(SOME_FAILED)
+    out.print("The same numbers.")

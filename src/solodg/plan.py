@@ -1,0 +1,165 @@
+"""A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from solodg.adapters import ADAPTERS
+from solodg.config import RunConfig, portable, resolve
+from solodg.data import dataset_spec
+from solodg.errors import UserError, unknown
+
+
+class Row(BaseModel):
+    """One method of the table: how it differs from the plan's common settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
+    adapter: str = "none"
+    paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
+
+    @field_validator("paper", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {str(name): str(figure) for name, figure in value.items()}
+
+
+class Plan(BaseModel):
+    """What a table needs. `targets`: "each" domain in turn, or sets left out together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    dataset: str
+    targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's own
+    seeds: list[int] = Field(min_length=1)
+    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values of all rows
+    rows: list[Row] = Field(min_length=1)
+    notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _as_names(cls, value: Any) -> Any:
+        """`[photo, sketch]` means one target at a time; 0 and 90 are names, not numbers."""
+        if not isinstance(value, list):
+            return value
+        sets = [entry if isinstance(entry, list) else [entry] for entry in value]
+        return [[str(name) for name in entry] for entry in sets]
+
+    @field_validator("seeds")
+    @classmethod
+    def _once_each(cls, value: list[int]) -> list[int]:
+        if len(set(value)) != len(value):
+            raise ValueError("a seed is there twice: it would count twice")
+        return value
+
+    def target_sets(self) -> list[tuple[str, ...]]:
+        spec = dataset_spec(self.dataset)
+        if self.targets == "each":
+            if not spec.domains:
+                raise UserError(
+                    f"plan {self.name!r}: targets: each needs a dataset by name; list the domains."
+                )
+            return [(domain,) for domain in spec.domains]
+        if self.targets is None:
+            return [spec.default_targets]
+        return [tuple(names) for names in self.targets]
+
+    def cells(self) -> list["Cell"]:
+        """Seed by seed, so that a plan stopped early has whole rows to compare."""
+        return [
+            self._cell(row, targets, seed)
+            for seed in self.seeds
+            for targets in self.target_sets()
+            for row in self.rows
+        ]
+
+    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+        values = self.run | row.run | {"dataset": self.dataset, "targets": targets, "seed": seed}
+        arguments = self.run.get("arguments", {}) | row.run.get("arguments", {})
+        try:
+            config = RunConfig(**values | {"arguments": arguments})
+        except ValidationError as error:
+            raise _misfit(f"row {row.name!r}", error) from error
+        return Cell(row.name, row.adapter, resolve(config))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table: one run, scored in one way."""
+
+    row: str
+    adapter: str
+    config: RunConfig
+
+    @property
+    def run_key(self) -> str:
+        """The same for every plan that asks for the same run, so that it is done once."""
+        text = json.dumps(portable(self.config), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        return self.run_key if self.adapter == "none" else f"{self.run_key}-{self.adapter}"
+
+    def __str__(self) -> str:
+        return f"{self.row}, target {' '.join(self.config.targets)}, seed {self.config.seed}"
+
+
+def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
+    """A plan from its file; `weights` is where the weights that it names lie here."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the plan {path}: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a plan: expected a mapping with title, dataset, rows, ...")
+    try:
+        plan = Plan.model_validate({"name": path.stem} | values)
+    except ValidationError as error:
+        raise _misfit(str(path), error) from error
+    for row in plan.rows:
+        if row.adapter not in ADAPTERS:
+            raise unknown("adapter", row.adapter, ADAPTERS)
+    names = [row.name for row in plan.rows]
+    if len(set(names)) != len(names):
+        raise UserError(f"{path}: two rows have one name; records could not tell them apart.")
+    return plan if weights is None else plan.model_copy(update=_with_weights(plan, weights))
+
+
+def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
+    """The same plan, its weights read from a file on this machine."""
+
+    def moved(run: dict[str, Any]) -> dict[str, Any]:
+        if "weights" not in run:
+            return run
+        if Path(run["weights"]).name != weights.name:
+            raise UserError(f"the plan asks for weights {run['weights']!r}, not {weights.name!r}.")
+        return run | {"weights": str(weights)}
+
+    rows = [row.model_copy(update={"run": moved(row.run)}) for row in plan.rows]
+    return {"run": moved(plan.run), "rows": rows}
+
+
+def _misfit(where: str, error: ValidationError) -> UserError:
+    reasons = "; ".join(_reasons(error))
+    return UserError(f"{where}: {reasons}.")
+
+
+def _reasons(error: ValidationError) -> Iterator[str]:
+    for detail in error.errors():
+        place = ".".join(str(part) for part in detail["loc"])
+        yield f"{place}: {detail['msg'].lower()}"

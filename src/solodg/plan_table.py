@@ -1,0 +1,232 @@
+"""The table of a plan: means over seeds with 95% intervals, the paper's own figures beside them.
+
+A pure function of plan and records; the order of the records does not matter.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+from scipy import stats
+
+from solodg.plan import Plan
+from solodg.results import Results
+from solodg.types import Record
+
+LEVEL = 0.95
+_OWN = {"in-distribution": "in-distribution", "source-validation": "source validation"}
+
+
+class Estimate(NamedTuple):
+    """Mean over seeds, with the half width of its interval by Student t."""
+
+    mean: float
+    half: float | None  # None: one seed has no interval
+    n: int
+
+    @property
+    def low(self) -> float:
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (self.half or 0.0)
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    if not values:
+        return None
+    n = len(values)
+    if n == 1:
+        return Estimate(values[0], None, 1)
+    quantile = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1))
+    half = quantile * statistics.stdev(values) / n**0.5
+    return Estimate(statistics.mean(values), half, n)
+
+
+class Column(NamedTuple):
+    """What a column shows: a metric of some role, of one domain or the mean over them."""
+
+    title: str
+    role: str
+    domain: str | None = None  # None: mean over domains
+    metric: str = "accuracy"
+    percent: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of text, for any format."""
+
+    title: str
+    header: list[str]
+    rows: list[list[Entry]]
+    notes: list[str]
+
+    def rich(self) -> Table:
+        table = Table(title=self.title, caption="\n".join(self.notes), caption_justify="left")
+        for index, name in enumerate(self.header):
+            table.add_column(name, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*(Text(e.text, style="bold" if e.best else "") for e in row))
+        return table
+
+    def markdown(self) -> str:
+        lines = [f"### {self.title}", "", _line(self.header), "|---" * len(self.header) + "|"]
+        lines += [_line([f"**{e.text}**" if e.best else e.text for e in row]) for row in self.rows]
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
+
+    def latex(self) -> str:
+        columns = "l" + "r" * (len(self.header) - 1)
+        rows = [" & ".join(_latex_entry(e) for e in row) + r" \\" for row in self.rows]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_latex(self.title)}. {_latex(' '.join(self.notes))}}}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                " & ".join(_latex(name) for name in self.header) + r" \\",
+                r"\midrule",
+                *rows,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.header)
+        writer.writerows([[e.text for e in row] for row in self.rows])
+        return out.getvalue()
+
+
+def plan_table(plan: Plan, results: Results) -> Grid:
+    """A row per method. Bold: the best, and what its 95% interval cannot tell from it."""
+    by_row = {row.name: runs_of(plan, row.name, results) for row in plan.rows}
+    columns = _columns(plan, by_row)
+    paper = list(dict.fromkeys(name for row in plan.rows for name in row.paper))
+    estimates = [[column_estimate(c, by_row[row.name], plan) for c in columns] for row in plan.rows]
+    best = [_best([line[i] for line in estimates], c) for i, c in enumerate(columns)]
+    rows = []
+    for i, (row, line) in enumerate(zip(plan.rows, estimates, strict=True)):
+        ours = [_entry(value, columns[k], i in best[k]) for k, value in enumerate(line)]
+        seeds = max((value.n for value in line if value), default=0)
+        theirs = [Entry(row.paper.get(name, "-")) for name in paper]
+        rows.append([Entry(row.name), *ours, Entry(str(seeds)), *theirs])
+    header = ["method", *(c.title for c in columns), "seeds", *(f"paper: {name}" for name in paper)]
+    return Grid(plan.title, header, rows, [*plan.notes, *_remarks(plan, results)])
+
+
+def runs_of(plan: Plan, row: str, results: Results) -> list[list[Record]]:
+    """The records of a row's finished cells."""
+    keys = [cell.key for cell in plan.cells() if cell.row == row]
+    return [results.done[key] for key in keys if key in results.done]
+
+
+def column_estimate(
+    column: Column, runs: Sequence[Sequence[Record]], plan: Plan
+) -> Estimate | None:
+    """Over seeds; a mean over targets takes only seeds that have all of them."""
+    seeds: dict[int, list[float]] = {}
+    complete: dict[int, int] = {}
+    for records in runs:
+        seed = records[0].seed
+        complete[seed] = complete.get(seed, 0) + 1
+        seeds.setdefault(seed, []).extend(
+            r.metrics[column.metric]
+            for r in records
+            if r.role == column.role and column.domain in (None, r.domain)
+        )
+    needed = 1 if column.domain else len(plan.target_sets())
+    values = [
+        statistics.mean(found)
+        for seed, found in sorted(seeds.items())
+        if found and complete[seed] >= needed
+    ]
+    return estimate([100 * v if column.percent else v for v in values])
+
+
+def _columns(plan: Plan, by_row: dict[str, list[list[Record]]]) -> list[Column]:
+    """Unseen domains one by one, their mean, the seen ones, and how calibrated it is."""
+    records = [r for runs in by_row.values() for one in runs for r in one]
+    found = {r.domain for r in records if r.role == "target"}
+    named = [domain for targets in plan.target_sets() for domain in targets]
+    ordered = [d for d in named if d in found] + sorted(found - set(named))
+    columns = [Column(f"unseen {d}", "target", d) for d in ordered] if len(ordered) <= 6 else []
+    columns.append(Column("unseen, mean", "target"))
+    roles = {r.role for r in records}
+    columns += [Column(title, role) for role, title in _OWN.items() if role in roles]
+    columns.append(Column("unseen NLL", "target", None, "nll", percent=False))
+    columns.append(Column("unseen ECE %", "target", None, "ece"))
+    return columns
+
+
+def _entry(value: Estimate | None, column: Column, best: bool) -> Entry:
+    if value is None:
+        return Entry("-")
+    digits = 1 if column.percent else 3
+    text = f"{value.mean:.{digits}f}"
+    return Entry(text if value.half is None else f"{text} ± {value.half:.{digits}f}", best)
+
+
+def _best(values: Sequence[Estimate | None], column: Column) -> set[int]:
+    """Rows whose interval reaches that of the best mean; none where there are no intervals."""
+    found = {i: v for i, v in enumerate(values) if v is not None and v.half is not None}
+    if len(found) < 2:
+        return set()
+    if column.metric == "accuracy":
+        top = max(found.values(), key=lambda v: v.mean)
+        return {i for i, v in found.items() if v.high >= top.low}
+    top = min(found.values(), key=lambda v: v.mean)
+    return {i for i, v in found.items() if v.low <= top.high}
+
+
+def _remarks(plan: Plan, results: Results) -> list[str]:
+    cells = plan.cells()
+    done = sum(cell.key in results.done for cell in cells)
+    failed = sum(cell.key in results.failed for cell in cells)
+    seconds = sum(
+        {
+            cell.run_key: results.done[cell.key][0].time.get("training_seconds", 0.0)
+            for cell in cells
+            if cell.key in results.done
+        }.values()
+    )
+    remarks = [
+        "accuracy in %, mean over seeds ± half of the 95% interval (Student t); bold: the best, "
+        "and all whose interval overlaps with that of the best; figures of the paper are theirs"
+    ]
+    if done < len(cells):
+        remarks.append(f"{done} of {len(cells)} cells done, {failed} failed")
+    remarks.append(f"training took {seconds / 60:.0f} minutes in all")
+    return remarks
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _latex(text: str) -> str:
+    for character in "&%$#_{}":
+        text = text.replace(character, "\\" + character)
+    return text.replace("±", r"$\pm$").replace("~", r"\textasciitilde{}")
+
+
+def _latex_entry(entry: Entry) -> str:
+    text = _latex(entry.text)
+    return rf"\textbf{{{text}}}" if entry.best else text

@@ -1,0 +1,261 @@
+"""Plans carried out by real processes: killed, shared, failing, on Ray, and verified."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from solodg.benchmark import RESULTS, pending, run_serially
+from solodg.config import Machine
+from solodg.plan import read_plan
+from solodg.progress import NoProgress
+from solodg.results import Results, append_cell, read_results
+from solodg.storage import read_lines, try_lock
+from test_plan_table import lines, rising, toy_plan
+
+PLAN = """
+title: Toy
+dataset: toy
+targets: [sky]
+seeds: [0, 1]
+run: {backbone: small_cnn, steps: 8, batch_size: 8, context_images: 2, validate_every: 4}
+rows:
+  - {name: ERM, run: {algorithm: erm}, paper: {PACS: 81.45}}
+  - {name: solo}
+notes: [made for a test]
+"""
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.yaml"
+    path.write_text(PLAN)
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "solodg", "bench", *(str(a) for a in arguments)]
+
+
+def solodg_bench(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=os.environ | environment
+    )
+
+
+def numbers(output: Path) -> dict[str, list]:
+    done = read_results(output / RESULTS).done
+    return {key: [(r.domain, r.metrics) for r in records] for key, records in done.items()}
+
+
+def table(output: Path) -> list[str]:
+    text = (output / "tables" / "toy.md").read_text()
+    return [line for line in text.splitlines() if "minutes" not in line]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The plan, run once without a stop."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "toy.yaml").write_text(PLAN)
+    done = solodg_bench(folder / "toy.yaml", "--output", folder / "out")
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+def test_a_plan_becomes_records_tables_and_a_picture(whole: Path) -> None:
+    assert len(numbers(whole)) == 4
+    for suffix in ("md", "tex", "csv", "png"):
+        assert (whole / "tables" / f"toy.{suffix}").stat().st_size > 0
+    assert "81.45" in (whole / "tables" / "toy.md").read_text()
+    record = next(iter(read_results(whole / RESULTS).done.values()))[0]
+    assert record.config["steps"] == 8
+    assert record.versions["torch"]
+    assert record.data["fingerprint"]
+    assert record.machine["cores"]
+    assert record.time["at"]
+    assert str(whole) not in (whole / RESULTS).read_text()
+
+
+def test_nothing_is_run_twice(whole: Path, plan_file: Path) -> None:
+    before = (whole / RESULTS).read_bytes()
+    done = solodg_bench(plan_file, "--output", whole)
+    assert done.returncode == 0
+    assert "0 cells run" in done.stderr
+    assert (whole / RESULTS).read_bytes() == before
+
+
+def test_killed_in_the_middle_it_ends_with_the_same_table(
+    whole: Path, plan_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "killed"
+    process = subprocess.Popen(command(plan_file, "--output", output), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while len(read_lines(output / RESULTS)) == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(numbers(output)) < 4
+    with (output / RESULTS).open("ab") as file:
+        file.write(b'{"dataset": "toy", "algo')  # and a crash in mid-write
+    done = solodg_bench(plan_file, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert numbers(output) == numbers(whole)
+    assert table(output) == table(whole)
+
+
+def test_two_runners_share_the_work(whole: Path, plan_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "shared"
+    runners = [
+        subprocess.Popen(command(plan_file, "--output", output), stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [runner.communicate()[1] for runner in runners]
+    assert [runner.returncode for runner in runners] == [0, 0], said
+    closing = [line for text in said for line in text.splitlines() if "cells run" in line]
+    ran = sum(int(line.split()[0]) for line in closing)
+    assert ran == 4
+    assert numbers(output).keys() == numbers(whole).keys()
+    assert all(json.loads(line) for line in (output / RESULTS).read_text().splitlines())
+
+
+def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(
+        PLAN.replace(
+            "{name: solo}",
+            "{name: broken, run: {arguments: {test_samples: 3}}}",
+        )
+    )
+    output = tmp_path / "out"
+    done = solodg_bench(path, "--output", output)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    results = read_results(output / RESULTS)
+    assert len(results.done) == 2
+    assert all("test_samples" in reason for reason in results.failed.values())
+    assert len(results.failed) == 2
+    assert "2 failed" in (output / "tables" / "toy.md").read_text()
+
+
+def test_success_after_failure_counts(tmp_path: Path) -> None:
+    failed = {"cell": "k", "failed": "no disk", "time": {"at": "2030"}}
+    good = lines(toy_plan(), rising)[:2]
+    good = [{**line, "cell": line["cell"] | {"key": "k"}} for line in good]
+    assert Results([failed]).failed == {"k": "no disk"}
+    for order in ([failed, *good], [*good, failed]):
+        assert Results(order).failed == {}
+
+
+def test_half_a_cell_is_not_done() -> None:
+    records = lines(toy_plan(), rising)
+    assert len(Results(records).done) == 8
+    assert len(Results(records[1:]).done) == 7
+
+
+def test_writers_do_not_mix_their_lines(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from solodg.storage import append_lines\n"
+        "for i in range(150):\n"
+        "    append_lines(Path(sys.argv[1]), [{'who': sys.argv[2], 'pad': 'x' * 9000}] * 2)"
+    )
+    path = tmp_path / "lines.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", script, str(path), name]) for name in "ab"]
+    assert [w.wait() for w in writers] == [0, 0]
+    assert len(read_lines(path)) == len(path.read_text().splitlines()) == 600
+
+
+def test_a_lock_is_for_one_and_dies_with_its_holder(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from solodg.storage import try_lock\n"
+        "with try_lock(Path(sys.argv[1])) as mine: print(mine, flush=True); time.sleep(60)"
+    )
+    lock = tmp_path / "locks" / "a"
+    holder = subprocess.Popen([sys.executable, "-c", script, str(lock)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"True\n"
+    with try_lock(lock) as mine:
+        assert not mine
+    holder.kill()
+    holder.wait()
+    with try_lock(lock) as mine:
+        assert mine
+
+
+def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path: Path) -> None:
+    fresh = solodg_bench(plan_file, "--output", tmp_path / "none", "--dry-run")
+    assert fresh.returncode == 0, fresh.stderr
+    assert "4 of 4 cells to do" in fresh.stdout
+    assert not (tmp_path / "none").exists()
+    after = solodg_bench(plan_file, "--output", whole, "--dry-run")
+    assert "0 of 4 cells to do" in after.stdout
+
+
+def test_a_record_is_verified(whole: Path, tmp_path: Path) -> None:
+    same = solodg_bench("--verify", f"{whole / RESULTS}:3")
+    assert same.returncode == 0, same.stderr
+    assert "The same numbers" in same.stdout
+    forged = tmp_path / "forged.jsonl"
+    line = json.loads((whole / RESULTS).read_text().splitlines()[0])
+    line["metrics"]["accuracy"] += 0.01
+    forged.write_text(json.dumps(line))
+    other = solodg_bench("--verify", forged)
+    assert other.returncode == 1
+    assert "differ" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "give a plan"),
+        (["nowhere.yaml"], "cannot read the plan"),
+        (["--verify", "nowhere.jsonl"], "no file of records"),
+        (["nowhere.yaml", "--on", "mars"], "mars"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], reason: str) -> None:
+    done = solodg_bench(*arguments)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pending_asks_for_each_run_once(tmp_path: Path, plan_file: Path) -> None:
+    cells = read_plan(plan_file).cells()
+    assert len(pending(cells * 2, tmp_path)) == 4
+    toy = toy_plan()
+    by_key = Results(lines(toy, rising)).done
+    for key, records in random.Random(0).sample(sorted(by_key.items()), 3):
+        append_cell(tmp_path / RESULTS, key, records)
+    assert len(pending(toy.cells(), tmp_path)) == 5
+
+
+def test_a_plan_of_done_cells_needs_no_data(tmp_path: Path) -> None:
+    toy = toy_plan()
+    for key, records in Results(lines(toy, rising)).done.items():
+        append_cell(tmp_path / RESULTS, key, records)
+    tally = run_serially(
+        toy.cells(), Machine(), tmp_path, progress=NoProgress(), say=lambda text: None
+    )
+    assert (tally.ran, tally.failed) == (0, 0)
+
+
+def test_ray_gives_the_serial_records(plan_file: Path, tmp_path: Path) -> None:
+    """Two workers of one thread each, against one process of one thread."""
+    pytest.importorskip("ray")
+    serial = solodg_bench(plan_file, "--output", tmp_path / "serial", OMP_NUM_THREADS="1")
+    assert serial.returncode == 0, serial.stderr
+    on_ray = solodg_bench(
+        plan_file, "--output", tmp_path / "ray", "--on", "ray", "--ray-workers", 2
+    )
+    assert on_ray.returncode == 0, on_ray.stderr
+    assert "4 cells run" in on_ray.stderr
+    assert numbers(tmp_path / "ray") == numbers(tmp_path / "serial")
+    again = solodg_bench(plan_file, "--output", tmp_path / "ray", "--on", "ray", "--ray-workers", 2)
+    assert "0 cells run" in again.stderr

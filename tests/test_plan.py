@@ -1,0 +1,120 @@
+"""Plans: what a file means, and that every shipped one is sound."""
+
+from pathlib import Path
+
+import pytest
+
+from solodg.config import RunConfig
+from solodg.errors import UserError
+from solodg.plan import Cell, Plan, read_plan
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+TABLES = {
+    "ablation",
+    "domain_splits",
+    "meta_learning",
+    "backbones",
+    "pacs",
+    "office_home",
+    "rotated_mnist",
+    "rotated_fashion_mnist",
+    "single_source",
+}
+
+
+def toy_plan(**changes) -> Plan:
+    values = {
+        "name": "toy",
+        "title": "Toy",
+        "dataset": "toy",
+        "targets": ["sky", "sea"],
+        "seeds": [0, 1],
+        "run": {"backbone": "small_cnn", "steps": 4, "arguments": {}},
+        "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}],
+    }
+    return Plan(**values | changes)
+
+
+def test_every_table_has_a_plan_and_a_quick_twin() -> None:
+    for folder in (CONFIGS, CONFIGS / "quick"):
+        assert {path.stem for path in folder.glob("*.yaml")} >= TABLES
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: str(p.relative_to(CONFIGS))
+)
+def test_every_shipped_plan_is_sound(path: Path) -> None:
+    plan = read_plan(path)
+    cells = plan.cells()
+    assert len({cell.key for cell in cells}) == len(cells)  # no two rows are the same run
+    assert plan.notes
+    if path.parent.name == "measured":
+        assert len(plan.seeds) >= 3
+
+
+def test_cells_are_rows_times_targets_times_seeds() -> None:
+    cells = toy_plan().cells()
+    found = {(c.row, c.config.targets, c.config.seed) for c in cells}
+    assert found == {
+        (row, (target,), seed)
+        for row in ("ERM", "solo")
+        for target in ("sky", "sea")
+        for seed in (0, 1)
+    }
+
+
+def test_targets_each_a_set_or_the_datasets_own() -> None:
+    assert len(toy_plan(targets="each").target_sets()) == 4
+    together = toy_plan(dataset="rotated-mnist", targets=[[0, 15]])
+    assert together.target_sets() == [("0", "15")]
+    assert toy_plan(dataset="rotated-mnist", targets=None).target_sets() == [("0", "90")]
+
+
+def test_a_key_knows_the_run_and_not_the_machine(tmp_path: Path) -> None:
+    values = {"dataset": "toy", "targets": ("sky",), "backbone": "tf_efficientnet_lite0"}
+    keys = {
+        Cell("a", "none", RunConfig(**values, weights=f"{folder}/w.safetensors")).key
+        for folder in ("one", "another/place")
+    }
+    assert len(keys) == 1
+    plain = Cell("a", "none", RunConfig(**values))
+    assert plain.key not in keys
+    assert Cell("b", "none", RunConfig(**values, seed=1)).key != plain.key
+    assert Cell("b", "tent", RunConfig(**values)).run_key == plain.run_key
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rows: [", "is not YAML"),
+        ("- a", "is not a plan"),
+        ("title: t\ndataset: toy\nseeds: [0]\nrows: []", "rows"),
+        ("title: t\ndataset: toy\nseeds: [0, 0]\nrows: [{name: a}]", "twice"),
+        ("title: t\ndataset: toy\nseeds: [0]\nsteps: 5\nrows: [{name: a}]", "steps"),
+        ("title: t\ndataset: toy\nseeds: [0]\nrows: [{name: a}, {name: a}]", "one name"),
+        ("title: t\ndataset: toy\nseeds: [0]\nrows: [{name: a, adapter: tont}]", "tont"),
+    ],
+)
+def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=reason):
+        read_plan(path)
+
+
+def test_bad_run_values_name_their_row() -> None:
+    with pytest.raises(UserError, match=r"row 'a'.*stepps"):
+        toy_plan(rows=[{"name": "a", "run": {"stepps": 3}}]).cells()
+
+
+def test_weights_are_found_on_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "title: t\ndataset: toy\ntargets: [sky]\nseeds: [0]\n"
+        "run: {weights: w.safetensors}\nrows: [{name: a}]"
+    )
+    here = tmp_path / "elsewhere" / "w.safetensors"
+    (cell,) = read_plan(path, weights=here).cells()
+    assert cell.config.weights == str(here)
+    with pytest.raises(UserError, match=r"asks for weights 'w.safetensors'"):
+        read_plan(path, weights=tmp_path / "other.safetensors")
