@@ -7,6 +7,8 @@ import pytest
 from solodg.config import RunConfig
 from solodg.errors import UserError
 from solodg.plan import Cell, Plan, read_plan
+from solodg.plan_table import plan_table
+from solodg.results import read_results
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TABLES = {
@@ -118,3 +120,21 @@ def test_weights_are_found_on_this_machine(tmp_path: Path) -> None:
     assert cell.config.weights == str(here)
     with pytest.raises(UserError, match=r"asks for weights 'w.safetensors'"):
         read_plan(path, weights=tmp_path / "other.safetensors")
+
+
+MEASURED = CONFIGS / "measured"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+@pytest.mark.parametrize("path", sorted(MEASURED.glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_published_table_is_that_of_the_committed_records(path: Path) -> None:
+    plan = read_plan(path)
+    results = read_results(RESULTS / f"{path.stem}.jsonl")
+    assert results.done
+    grid = plan_table(plan, results)
+    assert grid.markdown() in (RESULTS.parent / "results.md").read_text()
+    for records in results.done.values():
+        for record in records:
+            assert record.versions
+            assert record.data["fingerprint"]
+            assert record.machine["cores"]

@@ -50,7 +50,9 @@ def estimate_seconds(
 
 
 def _kind(config: dict[str, object]) -> str:
-    return repr(sorted((k, v) for k, v in config.items() if k not in ("seed", "targets")))
+    return repr(
+        sorted((k, v) for k, v in config.items() if v is not None and k not in ("seed", "targets"))
+    )
 
 
 def _history(results: Results) -> dict[str, float]:

@@ -105,8 +105,12 @@ class Cell:
 
     @property
     def run_key(self) -> str:
-        """The same for every plan that asks for the same run, so that it is done once."""
-        text = json.dumps(portable(self.config), sort_keys=True)
+        """The same for every plan that asks for the same run, so that it is done once.
+
+        What is not set is left out: an option added later does not change the keys of before.
+        """
+        given = {k: v for k, v in portable(self.config).items() if v is not None}
+        text = json.dumps(given, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

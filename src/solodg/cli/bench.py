@@ -24,6 +24,10 @@ def bench(
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Make the table of the records that are there.")
     ] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="With --table-only: a file of records other than OUTPUT/results.jsonl."),
+    ] = None,
     verify: Annotated[
         str | None,
         typer.Option(
@@ -82,10 +86,14 @@ def bench(
     if dry_run:
         _show(plan, machine, output)
         return
+    if records is not None and not table_only:
+        raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
+    if records is not None and not records.is_file():
+        raise UserError(f"no file of records at {records}.")
     failed = 0
     if not table_only:
         failed = _carry_out(plan, machine, output, on, ray_address, ray_workers)
-    _write_tables(plan, output)
+    _write_tables(plan, output, records)
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
@@ -111,18 +119,21 @@ def _carry_out(
     return tally.failed
 
 
-def _write_tables(plan: Any, output: Path) -> None:
+def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.benchmark import RESULTS
     from solodg.plan_table import Column, column_estimate, plan_table, runs_of
     from solodg.plots import plan_figure
     from solodg.results import read_results
-    from solodg.storage import write_atomically
+    from solodg.storage import write_atomically, write_lines
 
-    results = read_results(output / RESULTS)
+    file = records or output / RESULTS
+    results = read_results(file)
     grid = plan_table(plan, results)
     folder = output / "tables"
     for suffix, text in (("md", grid.markdown()), ("tex", grid.latex()), ("csv", grid.csv())):
         write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
+    own = [record for cell in plan.cells() for record in results.done.get(cell.key, [])]
+    write_lines(folder / f"{plan.name}.jsonl", [record.model_dump() for record in own])
     points = []
     for row in plan.rows:
         found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)
@@ -132,7 +143,8 @@ def _write_tables(plan: Any, output: Path) -> None:
         label = "accuracy on unseen domains, %, mean and 95% interval over seeds"
         plan_figure(plan.title, label, points, folder / f"{plan.name}.png")
     out.print(grid.rich())
-    out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png. Records: {output / RESULTS}")
+    out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
+    out.print(f"All records: {file}")
 
 
 def _show(plan: Any, machine: Any, output: Path) -> None:

@@ -1,0 +1,40 @@
+"""Copies the records of the measured plans from a bench folder, and writes docs/results.md.
+
+    python docs/results/collect.py runs/bench
+
+For each plan in configs/measured: its own records go to docs/results/PLAN.jsonl, its table into
+docs/results.md. A test holds the page against the records.
+"""
+
+import sys
+from pathlib import Path
+
+from solodg.plan import read_plan
+from solodg.plan_table import plan_table
+from solodg.results import read_results
+from solodg.storage import write_atomically, write_lines
+
+DOCS = Path(__file__).parents[1]
+PLANS = DOCS.parent / "configs" / "measured"
+
+
+def main() -> None:
+    everything = read_results(Path(sys.argv[1]) / "results.jsonl")
+    tables = []
+    for path in sorted(PLANS.glob("*.yaml")):
+        plan = read_plan(path)
+        own = [r for cell in plan.cells() for r in everything.done.get(cell.key, [])]
+        if own:
+            write_lines(DOCS / "results" / f"{path.stem}.jsonl", [r.model_dump() for r in own])
+        results = read_results(DOCS / "results" / f"{path.stem}.jsonl")
+        if results.done:
+            command = f"`solodg bench configs/measured/{path.name}`; records: "
+            link = f"[{path.stem}.jsonl](results/{path.stem}.jsonl)"
+            tables.append(f"{command}{link}\n\n{plan_table(plan, results).markdown()}")
+    page = DOCS / "results.md"
+    before = page.read_text().split("<!-- tables -->")[0]
+    write_atomically(page, f"{before}<!-- tables -->\n\n{chr(10).join(tables)}".encode())
+
+
+if __name__ == "__main__":
+    main()
