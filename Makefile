@@ -33,7 +33,9 @@ bench: install
 
 # Every quick twin of a table of the paper; killed, it goes on where it stopped.
 quick: install
-	for plan in configs/quick/*.yaml; do $(BIN)/solodg bench $$plan --data-dir $(DATA) || exit 1; done
+	failed=0; for plan in configs/quick/*.yaml; do \
+	  $(BIN)/solodg bench $$plan --data-dir $(DATA) || failed=1; \
+	done; exit $$failed
 
 lint: install
 	$(BIN)/ruff check .

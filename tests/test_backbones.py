@@ -135,3 +135,25 @@ def test_ready_features_are_split_in_two() -> None:
     features = ReadyFeatures(2, 3)(torch.arange(10.0).view(2, 5))
     assert features.embedding.tolist() == [[0, 1], [5, 6]]
     assert features.style.tolist() == [[2, 3, 4], [7, 8, 9]]
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "alexnet", "resnet18", "tf_efficientnet_lite0"])
+def test_only_the_last_stages_are_trained(name: str) -> None:
+    size = 32 if name == "small_cnn" else 64
+    backbone = build_backbone(name, image_size=size)
+    stages = backbone.net.stages()
+    every = {id(p) for group in stages for p in group}
+    assert every == {id(p) for p in backbone.parameters()}
+    backbone.train_last(2)
+    trained = {id(p) for p in backbone.parameters() if p.requires_grad}
+    assert trained == {id(p) for group in stages[-2:] for p in group}
+    backbone(torch.rand(2, 3, size, size)).embedding.sum().backward()
+    for parameter in backbone.parameters():
+        assert (parameter.grad is not None) == (id(parameter) in trained)
+    with pytest.raises(UserError, match="stages"):
+        backbone.train_last(len(stages) + 1)
+
+
+def test_a_last_norm_is_no_stage() -> None:
+    stages = build_backbone("convnext_atto", image_size=64).net.stages()
+    assert max(parameter.ndim for parameter in stages[-1]) == 4

@@ -13,6 +13,7 @@ import pytest
 
 from solodg.benchmark import RESULTS, pending, run_serially
 from solodg.config import Machine
+from solodg.estimate import estimate_seconds
 from solodg.plan import read_plan
 from solodg.progress import NoProgress
 from solodg.results import Results, append_cell, read_results
@@ -244,6 +245,44 @@ def test_a_plan_of_done_cells_needs_no_data(tmp_path: Path) -> None:
         toy.cells(), Machine(), tmp_path, progress=NoProgress(), say=lambda text: None
     )
     assert (tally.ran, tally.failed) == (0, 0)
+
+
+def test_an_error_that_is_ours_leaves_its_traceback(tmp_path: Path, monkeypatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("as if")
+
+    monkeypatch.setattr("solodg.benchmark.train_run", broken)
+    said: list[str] = []
+    cells = toy_plan(seeds=[0]).cells()[:2]
+    tally = run_serially(cells, Machine(), tmp_path, progress=NoProgress(), say=said.append)
+    assert (tally.ran, tally.failed) == (0, 2)
+    traces = list((tmp_path / "runs").glob("*/error.txt"))
+    assert all("ZeroDivisionError: as if" in path.read_text() for path in traces)
+    assert len(traces) == 2
+    assert len(pending(cells, tmp_path)) == 2  # tried again next time
+
+
+def test_the_estimate_knows_single_sources_and_missing_data(tmp_path: Path) -> None:
+    one_source = {"dataset": "toy", "targets": [["ash", "sky", "clay"]], "seeds": [0]}
+    rows = [{"name": n, "run": {"pseudo_domains": n}} for n in ("random", "clusters")]
+    cells = toy_plan(**one_source, rows=rows).cells()
+    seconds = estimate_seconds(cells, Machine(), Results([]), NoProgress())
+    assert all(seconds[cell.run_key] > 0 for cell in cells)
+    nowhere = toy_plan(dataset="office-home", targets=["Art"]).cells()
+    assert estimate_seconds(nowhere, Machine(), Results([]), NoProgress()) == {}
+
+
+def test_ray_records_a_failure_with_its_reason(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path = tmp_path / "toy.yaml"
+    path.write_text(
+        PLAN.replace("{name: solo}", "{name: broken, run: {arguments: {test_samples: 3}}}")
+    )
+    done = solodg_bench(path, "--output", tmp_path / "out", "--on", "ray", "--ray-workers", 2)
+    assert done.returncode == 1
+    failed = read_results(tmp_path / "out" / RESULTS).failed
+    assert len(failed) == 2
+    assert all("test_samples" in reason for reason in failed.values())
 
 
 def test_ray_gives_the_serial_records(plan_file: Path, tmp_path: Path) -> None:

@@ -151,3 +151,28 @@ def test_every_dataset_says_what_it_is_and_how_to_get_it(name: str, tmp_path) ->
     assert set(spec.default_targets) <= set(spec.domains)
     assert spec.how_to_get
     json.dumps(spec.find(tmp_path))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_label_smoothing_is_torchs_and_knows_of_absent_classes(smoothing: float) -> None:
+    algorithm = build("erm", "default", num_classes=5)
+    algorithm.label_smoothing = smoothing
+    logits, y = torch.randn(20, 5), torch.randint(0, 4, (20,))
+    plain = torch.nn.functional.cross_entropy(logits, y, label_smoothing=smoothing)
+    torch.testing.assert_close(algorithm.cross_entropy(logits, y), plain)
+    absent = logits.clone()
+    absent[:, 4] = -torch.inf
+    four = torch.nn.functional.cross_entropy(logits[:, :4], y, label_smoothing=smoothing)
+    torch.testing.assert_close(algorithm.cross_entropy(absent, y), four)
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_every_method_takes_label_smoothing(toy, name: str, variant: str) -> None:
+    (episode,) = episodes(toy, 1)
+    values = []
+    for smoothing in (0.0, 0.3):
+        algorithm = build(name, variant).train()
+        algorithm.label_smoothing = smoothing
+        torch.manual_seed(1)
+        values.append(algorithm.losses(episode)["loss"].item())
+    assert values[0] != values[1]

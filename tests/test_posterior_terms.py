@@ -59,3 +59,10 @@ def test_gradients_pass_finite_differences() -> None:
         return posterior_terms(hidden, z, writer, Gaussian(mean, scale))
 
     assert torch.autograd.gradcheck(function, tuple(t.values()))
+
+
+def test_half_precision_embeddings_do_not_overflow() -> None:
+    writer, t = given()
+    z = torch.full((5, 6), 300.0, dtype=torch.float16)  # its square is beyond float16
+    terms = posterior_terms(t["hidden"], z, writer, Gaussian(t["mean"], t["scale"]))
+    assert torch.isfinite(terms.variance).all()

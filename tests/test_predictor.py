@@ -88,7 +88,7 @@ def test_threads_may_share_a_model(run: Path, toy) -> None:
 def test_a_checkpoint_of_another_format_is_refused(run: Path, tmp_path: Path) -> None:
     info = json.loads((run / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(info | {"format": "solodg-model-99"}))
-    with pytest.raises(UserError, match=r"solodg-model-99.*reads 'solodg-model-1'"):
+    with pytest.raises(UserError, match=r"solodg-model-99.*reads 'solodg-model-2'"):
         solodg.load(tmp_path)
     (tmp_path / "model.json").write_text(
         json.dumps({k: v for k, v in info.items() if k != "classes"})

@@ -12,11 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from solodg import checkpoint
+from solodg.algorithms import ALGORITHMS
+from solodg.backbones import build_backbone
 from solodg.config import Machine, RunConfig
 from solodg.errors import UserError
 from solodg.run import train_run
 from solodg.score import evaluate_run
 from solodg.storage import read_json, read_lines
+from solodg.training import Schedule
 
 TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
 CPU = Machine(accelerator="cpu")
@@ -45,11 +48,15 @@ def assert_equal_weights(a: Path, b: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("algorithm", ["solo", "erm"])
+TRICKS = ["--weight-average", "0.9", "--decay", "cosine", "--label-smoothing", "0.1"]
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [("solo", []), ("erm", TRICKS)])
 def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(
-    tmp_path: Path, algorithm
+    tmp_path: Path, algorithm, options
 ) -> None:
     command = [*TRAIN, "--algorithm", algorithm, "--steps", "120", "--validate-every", "15"]
+    command += options
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(solodg(*command, "--output", whole))
     killed = 0
@@ -206,3 +213,68 @@ def test_a_run_that_never_started_does_not_claim_its_folder(tmp_path: Path) -> N
         train_run(small(context_images=25), CPU, tmp_path)
     train_run(small(steps=2), CPU, tmp_path)
     assert (tmp_path / "finished.json").is_file()
+
+
+def toy_config(**values) -> RunConfig:
+    small = {"batch_size": 8, "context_images": 2, "centre_images": 5}
+    return RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", **small | values)
+
+
+def test_the_kept_weights_are_the_moving_average(tmp_path: Path) -> None:
+    """Against a loop over the weights of every step, each kept by a run that stopped there."""
+    decay, steps = 0.8, 5
+    average = None
+    backbone = build_backbone("small_cnn", channels=3, image_size=32)
+    trained = dict(ALGORITHMS["erm"](backbone, num_classes=3).named_parameters())
+    for step in range(1, steps + 1):
+        config = toy_config(algorithm="erm", steps=step, validate_every=step)
+        new = weights(train_run(config, CPU, tmp_path / str(step)))
+        share = 1 - min(decay, step / (step + 9))
+        if average is None:  # what training starts from: one step of no size
+            start = train_run(
+                toy_config(algorithm="erm", steps=1, learning_rate=1e-30,
+                           backbone_learning_rate=1e-30, weight_decay=0.0),
+                CPU, tmp_path / "start",
+            )  # fmt: skip
+            average = {k: v for k, v in weights(start).items() if k in trained}
+        average = {k: v + share * (new[k] - v) for k, v in average.items()}
+    config = toy_config(algorithm="erm", steps=steps, validate_every=steps, weight_average=decay)
+    kept = weights(train_run(config, CPU, tmp_path / "averaged"))
+    for name, value in average.items():
+        torch.testing.assert_close(kept[name].float(), value.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_cosine_ends_at_nothing() -> None:
+    schedule = Schedule(10, 1, 1.0, 1.0, 0.0, 0, cosine=True)
+    factors = [schedule.factor(step) for step in range(1, 11)]
+    assert factors[0] == 1.0
+    assert factors == sorted(factors, reverse=True)
+    assert 0 < factors[-1] < 0.05
+
+
+def test_leaving_one_out_chooses_the_step_and_never_reads_the_target(tmp_path: Path) -> None:
+    config = toy_config(steps=12, validate_every=4, select="leave-one-out")
+    folder = train_run(config, CPU, tmp_path / "run")
+    curves = []
+    for held in ("ash", "clay", "moss"):
+        lines = read_lines(folder / "leave-one-out" / held / "metrics.jsonl")
+        curves.append({x["step"]: x["val_accuracy"] for x in lines if "val_accuracy" in x})
+        assert not (folder / "leave-one-out" / held / "model.safetensors").exists()
+    mean = {step: sum(c[step] for c in curves) / 3 for step in (4, 8, 12)}
+    best = min(step for step, value in mean.items() if value == max(mean.values()))
+    assert checkpoint.selection(folder)["step"] == best
+    assert not (folder / "leave-one-out" / "sky").exists()
+
+
+def test_leaving_one_out_needs_three_sources(tmp_path: Path) -> None:
+    config = toy_config(steps=4, select="leave-one-out", exclude=("moss",))
+    with pytest.raises(UserError, match="three source domains"):
+        train_run(config, CPU, tmp_path / "run")
+
+
+def test_an_excluded_domain_is_neither_trained_on_nor_scored(tmp_path: Path) -> None:
+    folder = train_run(
+        toy_config(algorithm="erm", steps=2, exclude=("MOSS",)), CPU, tmp_path / "run"
+    )
+    assert read_json(folder / "model.json")["source_domains"] == ["ash", "clay"]
+    assert {record.domain for record in evaluate_run(folder)} == {"sky", "ash", "clay"}

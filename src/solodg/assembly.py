@@ -32,14 +32,16 @@ def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunCon
     """The source domains of a run, and its configuration with targets as the data spells them."""
     dataset = load_dataset(config, machine)
     targets = dataset.canonical(config.targets)
-    source = dataset.leave_out(targets, seed=config.seed, val_fraction=config.val_fraction)
+    exclude = dataset.canonical(config.exclude) if config.exclude else None
+    config = config.model_copy(update={"targets": targets, "exclude": exclude})
+    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
     if len(source.domain_names) < 2 and not config.pseudo_domains:
         raise UserError(
-            f"training needs at least two source domains, and without the target(s) "
-            f"{', '.join(targets)} there is only {source.domain_names[0]!r}. "
+            f"training needs at least two source domains, and without "
+            f"{', '.join(config.left_out)} there is only {source.domain_names[0]!r}. "
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
-    return source, config.model_copy(update={"targets": targets})
+    return source, config
 
 
 def read_source(source: SourceData, config: RunConfig, progress: Progress, say: Say) -> SourceData:
@@ -122,9 +124,11 @@ def make_algorithm(config: RunConfig, backbone: Backbone, num_classes: int) -> A
         extractor = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
     kind = ALGORITHMS[config.algorithm]
     try:
-        return kind(extractor, num_classes=num_classes, **algorithm_arguments(config))
+        algorithm = kind(extractor, num_classes=num_classes, **algorithm_arguments(config))
     except (TypeError, ValueError) as error:
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
+    algorithm.label_smoothing = config.label_smoothing or 0.0
+    return algorithm
 
 
 def feature_store(
@@ -170,6 +174,8 @@ def make_schedule(config: RunConfig) -> Schedule:
         backbone_learning_rate=config.backbone_learning_rate,
         weight_decay=config.weight_decay,
         seed=config.seed,
+        cosine=config.decay == "cosine",
+        average=config.weight_average,
     )
 
 

@@ -240,8 +240,15 @@ class TimmNetwork(Network):
 
     def stages(self) -> list[list[nn.Parameter]]:
         named = dict(self.model.named_parameters())
-        groups = group_parameters(self.model, self.model.group_matcher(coarse=True))
-        return [[named[name] for name in groups[key]] for key in sorted(groups)]
+        found = group_parameters(self.model, self.model.group_matcher(coarse=True))
+        groups: list[list[nn.Parameter]] = []
+        for key in sorted(found):
+            group = [named[name] for name in found[key]]
+            if groups and all(parameter.ndim < 2 for parameter in group):
+                groups[-1] += group  # a last norm is no stage of its own
+            else:
+                groups.append(group)
+        return groups
 
 
 class TimmStages(TimmNetwork):

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from solodg.assembly import Say
@@ -20,12 +21,12 @@ from solodg.progress import NoProgress, Progress
 from solodg.results import append_cell, append_failure, read_results
 from solodg.run import train_run
 from solodg.score import evaluate_run
-from solodg.storage import try_lock
+from solodg.storage import lock, try_lock
 from solodg.tables import mean_accuracy
 from solodg.types import Record
 
 RESULTS, ERROR = "results.jsonl", "error.txt"
-_WAIT = 2.0  # seconds before looking again at cells that another runner has
+WAIT = 2.0  # seconds before looking again at cells that another runner has
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,25 @@ class Tally:
 
 
 def run_cell(
-    cell: Cell, machine: Machine, output: Path, progress: Progress | None = None
+    cell: Cell,
+    machine: Machine,
+    output: Path,
+    progress: Progress | None = None,
+    say: Say = lambda text: None,
 ) -> list[Record]:
     """Train, or go on, or find it trained; then score."""
     folder = output / "runs" / cell.run_key
     progress = progress or NoProgress()
-    train_run(cell.config, machine, folder, resume=True, progress=progress)
-    return evaluate_run(folder, machine, adapter=cell.adapter, progress=progress)
+    with lock(output / "locks" / f"{cell.run_key}.work"):  # a lost worker may still be at it
+        train_run(cell.config, machine, folder, resume=True, progress=progress, say=say)
+        return evaluate_run(
+            folder,
+            machine,
+            adapter=cell.adapter,
+            accelerator=machine.accelerator,
+            progress=progress,
+            say=say,
+        )
 
 
 def pending(cells: Sequence[Cell], output: Path) -> list[Cell]:
@@ -68,7 +81,8 @@ def run_serially(
                 queue.append(cell)
                 skipped += 1
                 if skipped >= len(queue):  # all that is left is in other hands
-                    time.sleep(_WAIT)
+                    record.waits(len(queue))
+                    time.sleep(WAIT)
                     skipped = 0
                 continue
             skipped = 0
@@ -76,7 +90,7 @@ def run_serially(
                 record.found(cell)
                 continue
             say(f"[{record.position} of {record.total}] {cell}")
-            record(cell, lambda cell=cell: run_cell(cell, machine, output, progress))  # type: ignore[misc]
+            record(cell, partial(run_cell, cell, machine, output, progress, say))
     return record.tally()
 
 
@@ -90,6 +104,7 @@ class Recorder:
     def __init__(self, output: Path, total: int, say: Say) -> None:
         self.output, self.total, self.say = output, total, say
         self.started, self.ran, self.failed, self.elsewhere = time.monotonic(), 0, 0, 0
+        self.waiting = 0
 
     @property
     def position(self) -> int:
@@ -99,32 +114,40 @@ class Recorder:
         self.elsewhere += 1
         self.say(f"{cell}: done by another runner.")
 
+    def waits(self, count: int) -> None:
+        """Said once, and again when the number changes."""
+        if count != self.waiting:
+            self.say(f"Waiting for {count} cell(s) that another runner has in work.")
+        self.waiting = count
+
     def __call__(self, cell: Cell, work: Callable[[], list[Record]]) -> None:
         try:
             records = work()
+        except UserError as error:
+            self.failure(cell, str(error))
+            return
         except Exception as error:
-            self._failure(cell, error)
+            text = "".join(traceback.format_exception(error))
+            self.failure(cell, f"{type(error).__name__}: {error}", text)
             return
         append_cell(self.output / RESULTS, cell.key, records)
         self.ran += 1
         accuracy = 100 * (mean_accuracy(records, "target") or 0.0)
         self.say(f"{cell}: {accuracy:.1f}% on unseen domains. {self._time_left()}")
 
-    def _failure(self, cell: Cell, error: Exception) -> None:
-        plain = isinstance(error, UserError)
-        reason = str(error) if plain else f"{type(error).__name__}: {error}"
+    def failure(self, cell: Cell, reason: str, trace: str = "") -> None:
         append_failure(self.output / RESULTS, cell.key, str(cell), reason)
-        if not plain:
+        if trace:
             folder = self.output / "runs" / cell.run_key
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / ERROR).write_text("".join(traceback.format_exception(error)))
+            (folder / ERROR).write_text(trace)
             reason += f" (traceback in {folder / ERROR})"
         self.failed += 1
-        self.say(f"{cell}: FAILED: {reason}")
+        self.say(f"{cell}: FAILED: {reason} {self._time_left()}")
 
     def _time_left(self) -> str:
         done = self.position - 1
-        left = (time.monotonic() - self.started) / done * (self.total - done)
+        left = (time.monotonic() - self.started) / (self.ran + self.failed) * (self.total - done)
         return f"{done} of {self.total} done, about {duration(left)} left."
 
     def tally(self) -> Tally:

@@ -15,7 +15,7 @@ from solodg.backbones import build_backbone
 from solodg.errors import UserError, unknown
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
-FORMAT = "solodg-model-1"
+FORMAT = "solodg-model-2"
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 

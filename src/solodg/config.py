@@ -33,6 +33,7 @@ class RunConfig(BaseModel):
 
     dataset: str
     targets: tuple[str, ...] = ()
+    exclude: tuple[str, ...] | None = None  # domains that are neither trained on nor scored
     algorithm: str = "solo"
     variant: str = "default"
     arguments: dict[str, Any] = Field(default_factory=dict)  # of the algorithm, over the variant's
@@ -52,6 +53,10 @@ class RunConfig(BaseModel):
     learning_rate: float | None = Field(default=None, gt=0)
     backbone_learning_rate: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=5e-4, ge=0)
+    label_smoothing: float | None = Field(default=None, gt=0, lt=1)
+    weight_average: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average
+    decay: Literal["cosine"] | None = None  # of the learning rates, to zero; None: constant
+    select: Literal["leave-one-out"] | None = None  # of the step; None: by source validation
     validate_every: PositiveInt | None = None
     centre_images: PositiveInt = 50
     augment: bool = True
@@ -66,6 +71,11 @@ class RunConfig(BaseModel):
     devices: str = "1"  # each draws its own episodes, so their number is part of the result
     num_nodes: PositiveInt = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Domains that training does not see."""
+        return self.targets + (self.exclude or ())
 
     @property
     def starts_from_weights(self) -> bool:
@@ -123,6 +133,11 @@ def resolve(config: RunConfig) -> RunConfig:
         raise UserError("--pretrained and --weights exclude each other: give one of them.")
     if config.freeze_backbone and config.train_stages:
         raise UserError("--freeze-backbone and --train-stages exclude each other: give one.")
+    if config.train_stages and (not config.starts_from_weights or config.freeze_norm is False):
+        raise UserError(
+            "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
+            "FILE, and no --train-norm."
+        )
     if config.freeze_backbone and not config.starts_from_weights:
         raise UserError(
             "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."

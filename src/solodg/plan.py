@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from solodg.adapters import ADAPTERS
 from solodg.config import RunConfig, portable, resolve
-from solodg.data import dataset_spec
+from solodg.data import DATASETS, dataset_spec
+from solodg.data.domains import fold
 from solodg.errors import UserError, unknown
 
 
@@ -54,6 +55,8 @@ class Plan(BaseModel):
         """`[photo, sketch]` means one target at a time; 0 and 90 are names, not numbers."""
         if not isinstance(value, list):
             return value
+        if not value:
+            raise ValueError("no target at all; leave the line out for the dataset's own")
         sets = [entry if isinstance(entry, list) else [entry] for entry in value]
         return [[str(name) for name in entry] for entry in sets]
 
@@ -74,7 +77,8 @@ class Plan(BaseModel):
             return [(domain,) for domain in spec.domains]
         if self.targets is None:
             return [spec.default_targets]
-        return [tuple(names) for names in self.targets]
+        spelled = {fold(name): name for name in spec.domains}
+        return [tuple(spelled.get(fold(n), n) for n in names) for names in self.targets]
 
     def cells(self) -> list["Cell"]:
         """Seed by seed, so that a plan stopped early has whole rows to compare."""
@@ -86,8 +90,14 @@ class Plan(BaseModel):
         ]
 
     def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+        for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
+            if name in self.run or name in row.run:
+                raise UserError(
+                    f"row {row.name!r}: {name} is not a setting of a run here. dataset, targets "
+                    "and seeds belong to the plan; cells run on one device each (--on ray: many)."
+                )
         values = self.run | row.run | {"dataset": self.dataset, "targets": targets, "seed": seed}
-        arguments = self.run.get("arguments", {}) | row.run.get("arguments", {})
+        arguments = (self.run.get("arguments") or {}) | (row.run.get("arguments") or {})
         try:
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
@@ -107,9 +117,11 @@ class Cell:
     def run_key(self) -> str:
         """The same for every plan that asks for the same run, so that it is done once.
 
-        What is not set is left out: an option added later does not change the keys of before.
+        What is None is left out: an option added later, None by default, changes no key of before.
         """
         given = {k: v for k, v in portable(self.config).items() if v is not None}
+        if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
+            given["dataset"] = str(Path(self.config.dataset).resolve())
         text = json.dumps(given, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -145,15 +157,19 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
 
 
 def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
-    """The same plan, its weights read from a file on this machine."""
+    """The same plan, its weights read from a file here; it also stands in for published ones."""
 
     def moved(run: dict[str, Any]) -> dict[str, Any]:
-        if "weights" not in run:
+        named = run.get("weights")
+        if named and Path(named).name != weights.name:
+            raise UserError(f"the plan asks for weights {named!r}, not {weights.name!r}.")
+        if not named and not run.get("pretrained"):
             return run
-        if Path(run["weights"]).name != weights.name:
-            raise UserError(f"the plan asks for weights {run['weights']!r}, not {weights.name!r}.")
-        return run | {"weights": str(weights)}
+        return {k: v for k, v in run.items() if k != "pretrained"} | {"weights": str(weights)}
 
+    runs = [plan.run, *(row.run for row in plan.rows)]
+    if not any(run.get("weights") or run.get("pretrained") for run in runs):
+        raise UserError("--weights: this plan starts from random weights and asks for none.")
     rows = [row.model_copy(update={"run": moved(row.run)}) for row in plan.rows]
     return {"run": moved(plan.run), "rows": rows}
 

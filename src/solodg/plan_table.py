@@ -19,7 +19,17 @@ from solodg.results import Results
 from solodg.types import Record
 
 LEVEL = 0.95
+MEAN = "unseen, mean"
 _OWN = {"in-distribution": "in-distribution", "source-validation": "source validation"}
+
+
+_LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "±": r"$\pm$",
+    "°": r"$^\circ$",
+}
 
 
 class Estimate(NamedTuple):
@@ -124,8 +134,9 @@ def plan_table(plan: Plan, results: Results) -> Grid:
     best = [_best([line[i] for line in estimates], c) for i, c in enumerate(columns)]
     rows = []
     for i, (row, line) in enumerate(zip(plan.rows, estimates, strict=True)):
-        ours = [_entry(value, columns[k], i in best[k]) for k, value in enumerate(line)]
-        seeds = max((value.n for value in line if value), default=0)
+        whole = line[[c.title for c in columns].index(MEAN)]
+        seeds = whole.n if whole else 0
+        ours = [_entry(value, columns[k], i in best[k], seeds) for k, value in enumerate(line)]
         theirs = [Entry(row.paper.get(name, "-")) for name in paper]
         rows.append([Entry(row.name), *ours, Entry(str(seeds)), *theirs])
     header = ["method", *(c.title for c in columns), "seeds", *(f"paper: {name}" for name in paper)]
@@ -168,7 +179,7 @@ def _columns(plan: Plan, by_row: dict[str, list[list[Record]]]) -> list[Column]:
     named = [domain for targets in plan.target_sets() for domain in targets]
     ordered = [d for d in named if d in found] + sorted(found - set(named))
     columns = [Column(f"unseen {d}", "target", d) for d in ordered] if len(ordered) <= 6 else []
-    columns.append(Column("unseen, mean", "target"))
+    columns.append(Column(MEAN, "target"))
     roles = {r.role for r in records}
     columns += [Column(title, role) for role, title in _OWN.items() if role in roles]
     columns.append(Column("unseen NLL", "target", None, "nll", percent=False))
@@ -176,18 +187,20 @@ def _columns(plan: Plan, by_row: dict[str, list[list[Record]]]) -> list[Column]:
     return columns
 
 
-def _entry(value: Estimate | None, column: Column, best: bool) -> Entry:
+def _entry(value: Estimate | None, column: Column, best: bool, seeds: int) -> Entry:
     if value is None:
         return Entry("-")
     digits = 1 if column.percent else 3
     text = f"{value.mean:.{digits}f}"
-    return Entry(text if value.half is None else f"{text} ± {value.half:.{digits}f}", best)
+    if value.half is not None:
+        text += f" ± {value.half:.{digits}f}"
+    return Entry(text if value.n == seeds else f"{text} (n = {value.n})", best)
 
 
 def _best(values: Sequence[Estimate | None], column: Column) -> set[int]:
-    """Rows whose interval reaches that of the best mean; none where there are no intervals."""
-    found = {i: v for i, v in enumerate(values) if v is not None and v.half is not None}
-    if len(found) < 2:
+    """Rows whose interval reaches that of the best mean; none where one has no interval."""
+    found = {i: v for i, v in enumerate(values) if v is not None}
+    if len(found) < 2 or any(v.half is None for v in found.values()):
         return set()
     if column.metric == "accuracy":
         top = max(found.values(), key=lambda v: v.mean)
@@ -213,7 +226,12 @@ def _remarks(plan: Plan, results: Results) -> list[str]:
     ]
     if done < len(cells):
         remarks.append(f"{done} of {len(cells)} cells done, {failed} failed")
-    remarks.append(f"training took {seconds / 60:.0f} minutes in all")
+    remarks.append(f"training took {seconds / 60:.1f} minutes in all")
+    records = [r for cell in cells for r in results.done.get(cell.key, [])]
+    for name in sorted({name for r in records for name in r.data} - {"fingerprint", "images"}):
+        found = sorted({str(r.data.get(name)) for r in records})
+        if len(found) > 1:
+            remarks.append(f"**the records are not of one dataset**: {name} is {', '.join(found)}")
     return remarks
 
 
@@ -222,9 +240,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _latex(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, "\\" + character)
-    return text.replace("±", r"$\pm$").replace("~", r"\textasciitilde{}")
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _latex_entry(entry: Entry) -> str:

@@ -20,7 +20,7 @@ class Results:
         parts: dict[Key, dict[int, Record]] = {}
         self.failed: dict[Key, str] = {}
         # In an order of their own, so that a shuffled file says the same.
-        for line in sorted(lines, key=_order):
+        for line in sorted((x for x in lines if isinstance(x, dict)), key=_order):
             if "failed" in line:
                 self.failed[str(line["cell"])] = str(line["failed"])
                 continue

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 
-from solodg.config import Machine, RunConfig
+from solodg.config import Machine, RunConfig, portable
 from solodg.errors import UserError
 from solodg.storage import read_json, write_json
 
@@ -28,9 +28,9 @@ def is_finished(folder: Path, config: RunConfig, *, resume: bool) -> bool:
             f"{folder} holds a run already. Continue it with --resume, or choose another folder "
             "with --output."
         )
-    before = read_config(folder)
-    for name in RunConfig.model_fields:
-        there, here = getattr(before, name), getattr(config, name)
+    before, now = portable(read_config(folder)), portable(config)  # files may have moved
+    for name, here in now.items():
+        there = before[name]
         if there != here:
             raise UserError(
                 f"{folder} holds a run with another configuration ({name} is {there!r} there, "

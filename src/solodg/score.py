@@ -143,7 +143,7 @@ def _held_out(
     say: Say,
 ) -> tuple[str, LabelledImages]:
     """The source images that training did not see: test images, or else validation images."""
-    source = dataset.leave_out(config.targets, seed=config.seed, val_fraction=config.val_fraction)
+    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
     if store is not None or config.skip_bad_images:  # the whole of it, as training had it
         source = source.mapped(read)
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:

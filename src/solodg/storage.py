@@ -76,12 +76,19 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Wait for the lock and hold it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file, _alone(file):
+        yield
+
+
+@contextmanager
 def _alone(file: BinaryIO) -> Iterator[None]:
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        file.flush()
         fcntl.flock(file, fcntl.LOCK_UN)
 
 

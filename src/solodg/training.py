@@ -5,6 +5,8 @@ seed and the step's number. So a run that was killed and resumed ends with the s
 that was not.
 """
 
+import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,17 @@ class Schedule:
     backbone_learning_rate: float
     weight_decay: float
     seed: int
+    cosine: bool = False  # learning rates fall to zero along half a cosine
+    average: float | None = None  # what is validated and kept is a moving average of the weights
+    stop: int | None = None  # before the last step, the schedule being that of all steps
+
+    @property
+    def last(self) -> int:
+        return self.stop or self.steps
+
+    def factor(self, step: int) -> float:
+        """Of the learning rates at a step, the first being 1."""
+        return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps)) if self.cosine else 1.0
 
 
 class Score(NamedTuple):
@@ -75,19 +88,36 @@ def fit(
     """Train from the beginning, or from the state that a killed run left in `folder`."""
     model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
     model.mark_forward_method("losses")
-    start, best = _restore(fabric, algorithm, optimizer, folder)
-    episodes = loader.episodes(start, schedule.steps, fabric.global_rank)
-    with (progress or NoProgress()).bar("Training", schedule.steps, start) as advance:
+    kept = algorithm if schedule.average is None else copy.deepcopy(algorithm)
+    start, best = _restore(fabric, algorithm, kept, optimizer, folder)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    episodes = loader.episodes(start, schedule.last, fabric.global_rank)
+    with (progress or NoProgress()).bar("Training", schedule.last, start) as advance:
         for step, episode in enumerate(episodes, start=start + 1):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * schedule.factor(step)
             losses = _update(fabric, model, optimizer, episode, transform, schedule.seed, step)
-            if step % LOG_EVERY == 0 or step == schedule.steps:
+            if schedule.average is not None:
+                _average(kept, algorithm, schedule.average, step)
+            if step % LOG_EVERY == 0 or step == schedule.last:
                 line = {"step": step} | {name: v.item() for name, v in losses.items()}
                 _log(fabric, folder, line, watch)
                 advance(0, f"loss {line['loss']:.3f}{_best_note(best)}")
-            if step % schedule.validate_every == 0 or step == schedule.steps:
-                best = _select(fabric, algorithm, step, best, hooks, folder, watch)
-                _save_state(fabric, algorithm, optimizer, folder, step, best)
+            if step % schedule.validate_every == 0 or step == schedule.last:
+                best = _select(fabric, kept, step, best, hooks, folder, watch)
+                _save_state(fabric, algorithm, kept, optimizer, folder, step, best)
             advance(1)
+
+
+@torch.no_grad()
+def _average(kept: Algorithm, algorithm: Algorithm, decay: float, step: int) -> None:
+    """Move the kept weights towards the current ones; at first fast, since those were random."""
+    share = 1 - min(decay, step / (step + 9))
+    for own, new in zip(kept.state_dict().values(), algorithm.state_dict().values(), strict=True):
+        if own.is_floating_point():
+            own.lerp_(new, share)
+        else:
+            own.copy_(new)
 
 
 def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Optimizer:
@@ -193,6 +223,7 @@ def _best_note(best: Score | None) -> str:
 def _save_state(
     fabric: Fabric,
     algorithm: Algorithm,
+    kept: Algorithm,
     optimizer: Any,
     folder: Path,
     step: int,
@@ -201,31 +232,35 @@ def _save_state(
     if not fabric.is_global_zero:
         return
     tensors = {f"model.{name}": tensor for name, tensor in algorithm.state_dict().items()}
+    if kept is not algorithm:
+        tensors |= {f"kept.{name}": tensor for name, tensor in kept.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
     write_tensors(folder / STATE, tensors, {"step": step, "best": best})
 
 
 def _restore(
-    fabric: Fabric, algorithm: Algorithm, optimizer: Any, folder: Path
+    fabric: Fabric, algorithm: Algorithm, kept: Algorithm, optimizer: Any, folder: Path
 ) -> tuple[int, Score | None]:
     """Go on from the last state, if any; only the first process has to see its file."""
     tensors, header = on_first(fabric, lambda: _last_state(folder))
     if not tensors:
         return 0, None
-    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-    algorithm.load_state_dict(model)
+    for prefix, own in (("model.", algorithm), ("kept.", kept)):
+        state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        if state:
+            own.load_state_dict(state)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
-            own = parameters[int(index)]
+            like = parameters[int(index)]
             # In the memory layout of its parameter, which a fused optimiser takes for granted.
-            value = torch.empty_like(own).copy_(tensor) if tensor.shape == own.shape else tensor
-            state.setdefault(int(index), {})[key] = value
+            value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
+            moments.setdefault(int(index), {})[key] = value
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
     return header["step"], Score(*header["best"]) if header["best"] else None
 
 

@@ -6,41 +6,66 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from solodg.config import Machine, RunConfig
+from solodg.data import DATASETS
 from solodg.errors import UserError
 from solodg.progress import Progress
 from solodg.run import train_run
 from solodg.score import evaluate_run
-from solodg.storage import read_lines
 from solodg.types import Record
 
 
 def read_record(where: str) -> Record:
-    """FILE, its first record; or FILE:LINE, counted from 1."""
+    """FILE, its first record; or FILE:LINE, the record on that line, counted from 1."""
     name, _, line = where.rpartition(":")
     if not (name and line.isdigit()):
-        name, line = where, "1"
+        name, line = where, ""
     path = Path(name)
     if not path.is_file():
         raise UserError(f"no file of records at {path}.")
-    lines = [value for value in read_lines(path) if "failed" not in value]
-    if not 1 <= int(line) <= len(lines):
-        raise UserError(f"{path} has {len(lines)} records, and no record {line}.")
-    try:
-        return Record.model_validate(lines[int(line) - 1])
-    except ValidationError as error:
-        raise UserError(f"{path}: record {line} is not one of this version of solodg.") from error
+    lines = path.read_text().splitlines()
+    if line and not 1 <= int(line) <= len(lines):
+        raise UserError(f"{path} has {len(lines)} lines, and no line {line}.")
+    for text in [lines[int(line) - 1]] if line else lines:
+        try:
+            return Record.model_validate_json(text)
+        except ValidationError:
+            continue  # a failure, or a line cut off by a crash
+    place = f"line {line} of {path}" if line else str(path)
+    raise UserError(f"{place} holds no record of this version of solodg.")
 
 
-def repeat(record: Record, machine: Machine, weights: Path | None, progress: Progress) -> Record:
+def repeat(
+    record: Record,
+    machine: Machine,
+    progress: Progress,
+    *,
+    weights: Path | None,
+    dataset: str | None,
+) -> Record:
     """Train and score again; the record of the same domain."""
     values = dict(record.config)
-    if values.get("weights") and weights is not None:
+    if values.get("weights"):
+        if weights is None or weights.name != values["weights"]:
+            raise UserError(f"the record was made with {values['weights']}: --weights FILE.")
         values["weights"] = str(weights)
+    if dataset is not None:
+        values["dataset"] = dataset
+    elif values["dataset"] not in DATASETS:
+        raise UserError(f"the record is of own images, {values['dataset']!r}: --dataset PATH.")
     try:
         config = RunConfig(**values)
     except ValidationError as error:
         raise UserError(f"the record's config does not fit this version: {error}") from error
     with tempfile.TemporaryDirectory() as scratch:
         folder = train_run(config, machine, Path(scratch) / "run", progress=progress)
-        records = evaluate_run(folder, machine, adapter=record.adapter, progress=progress)
-    return next(r for r in records if (r.domain, r.role) == (record.domain, record.role))
+        records = evaluate_run(
+            folder,
+            machine,
+            adapter=record.adapter,
+            accelerator=machine.accelerator,
+            progress=progress,
+        )
+    for repeated in records:
+        if (repeated.domain, repeated.role) == (record.domain, record.role):
+            return repeated
+    raise UserError(f"the run gives no score of {record.domain!r} now: is the data another?")

@@ -3,10 +3,12 @@
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.solo import Solo
+from solodg.algorithms.solo_plus import SoloPlus
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "erm": ERM,
     "solo": Solo,
+    "solo_plus": SoloPlus,
 }
 
 __all__ = ["ALGORITHMS", "Algorithm"]

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from solodg.types import Batch, Episode
 
@@ -18,6 +19,7 @@ class Algorithm(nn.Module):
     """
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
+    label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 
     def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:
         super().__init__()
@@ -32,6 +34,16 @@ class Algorithm(nn.Module):
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         """`"loss"`, to minimise, and whatever else is worth logging."""
         raise NotImplementedError
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Mean over rows, smoothed as training asks; classes at -inf are no classes here."""
+        if not self.label_smoothing:
+            return F.cross_entropy(logits, y)
+        log_p = logits.log_softmax(1)
+        known = torch.isfinite(logits)
+        spread = log_p.masked_fill(~known, 0.0).sum(1) / known.sum(1)
+        own = log_p.gather(1, y[:, None])[:, 0]
+        return -((1 - self.label_smoothing) * own + self.label_smoothing * spread).mean()
 
     def finalize(self, source: Iterable[Batch]) -> None:
         """Store what prediction needs of the source training images. Called in eval mode."""

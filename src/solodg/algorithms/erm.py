@@ -4,7 +4,6 @@ The baseline that a domain-generalisation method has to beat at the same budget.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from solodg.algorithms.base import Algorithm
 from solodg.types import Episode
@@ -19,7 +18,7 @@ class ERM(Algorithm):
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         batch = episode.merged
-        return {"loss": F.cross_entropy(self(batch.x), batch.y)}
+        return {"loss": self.cross_entropy(self(batch.x), batch.y)}
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(x))

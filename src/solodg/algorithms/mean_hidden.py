@@ -30,7 +30,7 @@ class _MeanHidden(torch.autograd.Function):
         shape = (len(images), samples, num_classes, len(weight))
         out = images.new_empty(len(images), num_classes, len(weight))
         kept = images.new_empty(shape)
-        for piece in _pieces(images, classes):
+        for piece in pieces(len(images), classes.numel(), images, _PIECE_BYTES):
             first = _first(images[piece], classes)  # (b, L, C, H)
             last = kept[piece]
             torch.addmm(bias, first.flatten(0, 2), weight.T, out=last.view(-1, len(weight)))
@@ -45,7 +45,7 @@ class _MeanHidden(torch.autograd.Function):
         grad_images = torch.empty_like(images)
         grad_classes, grad_weight = torch.zeros_like(classes), torch.zeros_like(weight)
         grad_bias = weight.new_zeros(len(weight))
-        for piece in _pieces(images, classes):
+        for piece in pieces(len(images), classes.numel(), images, _PIECE_BYTES):
             first = _first(images[piece], classes)
             last = kept[piece]
             grad_last = _through_relu(grad[piece, None].expand_as(last), last).flatten(0, 2)
@@ -67,8 +67,8 @@ def _through_relu(grad: Tensor, output: Tensor) -> Tensor:
     return result
 
 
-def _pieces(images: Tensor, classes: Tensor) -> list[slice]:
-    """A few images at a time."""
-    budget = _PIECE_BYTES.get(images.device.type, _PIECE_BYTES["cuda"])
-    size = max(1, budget // (classes.numel() * classes.element_size()))
-    return [slice(start, start + size) for start in range(0, len(images), size)]
+def pieces(count: int, numbers: int, like: Tensor, budgets: dict[str, int]) -> list[slice]:
+    """A few images at a time, each making tensors of so many numbers."""
+    budget = budgets.get(like.device.type, budgets["cuda"])
+    size = max(1, budget // (numbers * like.element_size()))
+    return [slice(start, start + size) for start in range(0, count, size)]

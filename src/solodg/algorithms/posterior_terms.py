@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from solodg.algorithms.mean_hidden import pieces
 from solodg.algorithms.writer import MIN_SCALE, GaussianWriter
 from solodg.gaussian import Gaussian
 
@@ -35,8 +36,8 @@ def posterior_terms(
             writer.pre_scale.weight,
             writer.pre_scale.bias,
         )
-        inputs = (tensor.to(dtype) for tensor in (z.square(), *heads, *prior))
-        variance, kl = _PosteriorTerms.apply(hidden, *inputs)  # type: ignore[no-untyped-call]
+        inputs = (tensor.to(dtype) for tensor in (z, *heads, *prior))
+        variance, kl = _PosteriorTerms.apply(hidden, next(inputs).square(), *inputs)  # type: ignore[no-untyped-call]
     return PosteriorTerms(variance, kl)
 
 
@@ -50,7 +51,7 @@ class _PosteriorTerms(torch.autograd.Function):
         means, scales = hidden.new_empty(shape), hidden.new_empty(shape)
         variance, kl = hidden.new_empty(shape[:2]), hidden.new_empty(shape[:2])
         precision = prior_scale.square().reciprocal()  # (C, D)
-        for piece in _pieces(shape, hidden):
+        for piece in pieces(shape[0], shape[1] * shape[2], hidden, _PIECE_BYTES):
             h, mean, scale = hidden[piece].flatten(0, 1), means[piece], scales[piece]
             torch.addmm(mean_bias, h, mean_weight.T, out=mean.view(-1, shape[2]))
             scale.copy_(F.softplus(torch.addmm(scale_bias, h, scale_weight.T)).view_as(scale))
@@ -79,7 +80,7 @@ class _PosteriorTerms(torch.autograd.Function):
         grad_biases = [mean_weight.new_zeros(len(mean_weight)) for _ in range(2)]
         grad_prior_mean = torch.zeros_like(prior_mean)
         grad_precision = torch.zeros_like(prior_scale)
-        for piece in _pieces(means.shape, hidden):
+        for piece in pieces(len(means), means[0].numel(), hidden, _PIECE_BYTES):
             h, scale = hidden[piece].flatten(0, 1), scales[piece]
             of_variance, of_kl = grad_variance[piece], grad_kl[piece, :, None]
             squares = scale * scale
@@ -104,10 +105,3 @@ class _PosteriorTerms(torch.autograd.Function):
             grad_hidden, grad_z2, grad_weights[0], grad_biases[0], grad_weights[1], grad_biases[1],
             grad_prior_mean, grad_prior_scale,
         )  # fmt: skip
-
-
-def _pieces(shape: tuple[int, ...], like: Tensor) -> list[slice]:
-    """A few images at a time."""
-    budget = _PIECE_BYTES.get(like.device.type, _PIECE_BYTES["cuda"])
-    size = max(1, budget // (shape[1] * shape[2] * like.element_size()))
-    return [slice(start, start + size) for start in range(0, shape[0], size)]

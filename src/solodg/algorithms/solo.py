@@ -89,9 +89,11 @@ class Solo(Algorithm):
         kl_weight: float = 1e-4,
         kl_reduction: Literal["mean", "sum"] = "mean",
         kl_warmup: int = 500,
+        style_dim: int | None = None,
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
-        dim, style_dim = int(backbone.embedding_dim), int(backbone.style_dim)  # type: ignore[arg-type]
+        dim = int(backbone.embedding_dim)  # type: ignore[arg-type]
+        style_dim = style_dim or int(backbone.style_dim)  # type: ignore[arg-type]
         hidden = min(dim, 256) if hidden is None else hidden
         if min(hidden, source_samples, posterior_samples, prior_samples) < 1:
             raise ValueError("hidden and the numbers of samples must be at least 1")
@@ -125,7 +127,7 @@ class Solo(Algorithm):
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         merged = episode.merged
-        features: Features = self.backbone(merged.x)
+        features, extra = self._read_episode(merged)
         merged_layer = None if self.posterior == "invariant" else self._merged_layer()
         totals: dict[str, Tensor] = {}
         answered = 0
@@ -152,7 +154,17 @@ class Solo(Algorithm):
         if self.kl_weight:
             weight = self._kl_factor() * (answered if self.kl_reduction == "sum" else 1)
             loss = loss + weight * terms["kl"]
-        return {"loss": loss} | {name: value.detach() for name, value in terms.items()}
+        for value in extra.values():
+            loss = loss + value
+        return {"loss": loss} | {name: value.detach() for name, value in (terms | extra).items()}
+
+    def _read_episode(self, merged: Batch) -> tuple[Features, dict[str, Tensor]]:
+        """What the episode's images say, and losses on that alone."""
+        return self._read(merged.x), {}
+
+    def _read(self, x: Tensor) -> Features:
+        features: Features = self.backbone(x)
+        return features
 
     def _turns(self, episode: Episode, merged: Batch, z: Tensor) -> list[Turn]:
         everyone = torch.arange(len(merged.y), device=z.device)
@@ -199,18 +211,26 @@ class Solo(Algorithm):
                 scale = _logit_scale(self.amortiser.scale(hidden), z)
             moments = LogitMoments(self._mean_logits(hidden, z), scale)
         terms = {
-            "posterior_ce": _sampled_cross_entropy(
+            "posterior_ce": self._sampled_cross_entropy(
                 moments, base, self.posterior_samples, y, turn.source.present
             )
         }
         if self.prior_weight:
-            terms["prior_ce"] = _sampled_cross_entropy(
+            terms["prior_ce"] = self._sampled_cross_entropy(
                 shared_logits(prior, z), base, self.prior_samples, y, turn.target.present
             )
         if self.kl_weight:
             both = (turn.source.present & turn.target.present).to(z.dtype)  # (C,)
             terms["kl"] = (divergence * both).sum(-1).mean()
         return terms
+
+    def _sampled_cross_entropy(
+        self, moments: LogitMoments, base: Tensor | float, samples: int, y: Tensor, present: Tensor
+    ) -> Tensor:
+        """Mean over sampled logits; classes that the context lacks are left out."""
+        logits = LogitMoments(moments.mean + base, moments.scale).sample(samples)  # (B, M, C)
+        logits = logits.masked_fill(~present, -math.inf)
+        return self.cross_entropy(logits.flatten(0, 1), y.repeat_interleave(samples))
 
     def _kl_factor(self) -> float | Tensor:
         if not self.kl_warmup:
@@ -314,7 +334,7 @@ class Solo(Algorithm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the posterior's mean classifier."""
-        features: Features = self.backbone(x)
+        features = self._read(x)
         z = features.embedding
         if self.posterior == "invariant":
             logits = z @ self.written_mean.T
@@ -324,7 +344,7 @@ class Solo(Algorithm):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
-        features: Features = self.backbone(x)
+        features = self._read(x)
         z = features.embedding
         if self.posterior == "invariant":
             moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
@@ -337,7 +357,7 @@ class Solo(Algorithm):
 
     def classifiers(self, x: Tensor) -> Gaussian:
         """The classifier written for each image: mean and scale, (B, C, D)."""
-        features: Features = self.backbone(x)
+        features = self._read(x)
         if self.posterior == "invariant":
             shape = (len(x), *self.written_mean.shape)
             return Gaussian(self.written_mean.expand(shape), self.written_scale.expand(shape))
@@ -362,12 +382,3 @@ class Solo(Algorithm):
 def _logit_scale(scale: Tensor, z: Tensor) -> Tensor:
     """Standard deviation of w.z for a classifier per image: (B, C, D), (B, D) -> (B, C)."""
     return safe_sqrt(torch.einsum("bcd,bd->bc", scale.square(), z.square()))
-
-
-def _sampled_cross_entropy(
-    moments: LogitMoments, base: Tensor | float, samples: int, y: Tensor, present: Tensor
-) -> Tensor:
-    """Mean cross-entropy over sampled logits; classes that the context lacks are left out."""
-    logits = LogitMoments(moments.mean + base, moments.scale).sample(samples)  # (B, M, C)
-    logits = logits.masked_fill(~present, -math.inf)
-    return F.cross_entropy(logits.flatten(0, 1), y.repeat_interleave(samples))

@@ -52,7 +52,7 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         err.print(
             f"error: {error.strerror}{where}. What was saved before is whole: with space and "
-            "permission, the same command with --resume goes on from it.",
+            "permission, the same command (train: with --resume) goes on from it.",
             style="red",
         )
         sys.exit(USER_MISTAKE)

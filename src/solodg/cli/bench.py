@@ -38,6 +38,9 @@ def bench(
     weights: Annotated[
         Path | None, typer.Option(help="Where the weights file that the plan names lies.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="With --verify: where the record's own images lie.")
+    ] = None,
     on: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     ray_address: Annotated[
         str | None, typer.Option(help="Of a running cluster.  [dim]default: one of its own[/dim]")
@@ -74,12 +77,14 @@ def bench(
     }
     machine = build(Machine, {k: v for k, v in values.items() if v is not None})
     if verify is not None:
-        _verify(verify, machine, weights)
+        _verify(verify, machine, weights, dataset)
         return
     if config is None:
         raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
     if on not in ("local", "ray"):
         raise UserError(f"--on {on!r}: local and ray are known.")
+    if on == "local" and (ray_address or ray_workers):
+        raise UserError("--ray-address and --ray-workers go with --on ray.")
     from solodg.plan import read_plan
 
     plan = read_plan(config, weights=weights)
@@ -161,32 +166,34 @@ def _show(plan: Any, machine: Any, output: Path) -> None:
     table = Table(title=plan.title)
     for name in ("method", "target", "seed", "steps", "state", "about"):
         table.add_column(name)
-    left = 0.0
+    left: dict[str, float] = {}  # by training, which several cells may share
     for cell in cells:
         state = "done" if cell.key in results.done else "to do"
         if cell.key in results.failed:
             state = "failed before"
         time = seconds.get(cell.run_key)
         if state != "done":
-            left += time or 0.0
-        shown = "-" if time is None or state == "done" else duration(time)
+            left[cell.run_key] = time or 0.0
+        shown = "-" if state == "done" else "?" if time is None else duration(time)
         targets = " ".join(cell.config.targets)
         table.add_row(
             cell.row, targets, str(cell.config.seed), str(cell.config.steps), state, shown
         )
     out.print(table)
     todo = sum(cell.key not in results.done for cell in cells)
-    out.print(f"{todo} of {len(cells)} cells to do, about {duration(left)} on this machine.")
+    out.print(
+        f"{todo} of {len(cells)} cells to do, about {duration(sum(left.values()))} on this machine."
+    )
 
 
-def _verify(where: str, machine: Any, weights: Path | None) -> None:
+def _verify(where: str, machine: Any, weights: Path | None, dataset: str | None) -> None:
     from rich.table import Table
 
     from solodg.progress import BarProgress
     from solodg.verify import read_record, repeat
 
     record = read_record(where)
-    repeated = repeat(record, machine, weights, BarProgress(err))
+    repeated = repeat(record, machine, BarProgress(err), weights=weights, dataset=dataset)
     table = Table(
         title=f"{record.algorithm} ({record.variant}), {record.domain}, seed {record.seed}"
     )

@@ -24,6 +24,10 @@ def train(
         list[str] | None,
         typer.Option(help="Domain to leave out; repeat for several. Training never sees it."),
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Domain that is neither trained on nor scored; repeat for several."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +94,21 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of all but the backbone.")] = None,
     backbone_learning_rate: Annotated[float | None, typer.Option(help="Of the backbone.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="[dim]default: 0.0005[/dim]")] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option(help="E.g. 0.1.  [dim]default: none[/dim]")
+    ] = None,
+    weight_average: Annotated[
+        float | None,
+        typer.Option(help="Validate and keep a moving average of the weights, e.g. 0.99."),
+    ] = None,
+    decay: Annotated[str | None, typer.Option(help="cosine: learning rates fall to zero.")] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="leave-one-out: choose the number of steps by leaving each source domain out in "
+            "turn, which costs as many more trainings.  [dim]default: by source validation[/dim]"
+        ),
+    ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     centre_images: Annotated[
         int | None,
@@ -145,6 +164,7 @@ def train(
         name: value
         for name, value in {
             "targets": tuple(target) if target else None,
+            "exclude": tuple(exclude) if exclude else None,
             "algorithm": algorithm,
             "variant": variant,
             "arguments": _assignments(set_ or []),
@@ -162,6 +182,10 @@ def train(
             "learning_rate": learning_rate,
             "backbone_learning_rate": backbone_learning_rate,
             "weight_decay": weight_decay,
+            "label_smoothing": label_smoothing,
+            "weight_average": weight_average,
+            "decay": decay,
+            "select": select,
             "validate_every": validate_every,
             "centre_images": centre_images,
             "augment": augment,

@@ -104,6 +104,18 @@ class SourceData:
                 "or mark some with split val in a CSV manifest."
             )
 
+    def holding_out(self, domain: int) -> "SourceData":
+        """Without one of its domains, whose validation images take the place of all others'."""
+
+        def without(part: LabelledImages) -> LabelledImages:
+            kept = part.subset(np.flatnonzero(part.domains != domain))
+            names = tuple(n for i, n in enumerate(part.domain_names) if i != domain)
+            numbers = kept.domains - (kept.domains > domain)
+            return replace(kept, domains=numbers, domain_names=names)
+
+        held = self.val.subset(np.flatnonzero(self.val.domains == domain))
+        return replace(self, train=without(self.train), val=held, test=without(self.test))
+
     def fingerprint(self) -> str:
         """Changes when an image is changed, or moves from one part to another."""
         parts = (self.train, self.val, self.test)
