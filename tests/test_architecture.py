@@ -38,6 +38,7 @@ FLOORS = [
         "ray_cluster",
         "estimate",
         "verify",
+        "style_study",
         "demo",
         "cli",
         "__init__",

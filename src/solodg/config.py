@@ -56,6 +56,7 @@ class RunConfig(BaseModel):
     label_smoothing: float | None = Field(default=None, gt=0, lt=1)
     weight_average: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average
     decay: Literal["cosine"] | None = None  # of the learning rates, to zero; None: constant
+    score_on: Literal["validation"] | None = None  # images of the target; None: test images
     select: Literal["leave-one-out"] | None = None  # of the step; None: by source validation
     validate_every: PositiveInt | None = None
     centre_images: PositiveInt = 50

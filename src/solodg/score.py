@@ -21,6 +21,7 @@ from solodg.assembly import (
 from solodg.backbones import Backbone, ReadyFeatures
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
+from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError, unknown
 from solodg.evaluation import metrics, predict
 from solodg.features import FeatureStore
@@ -124,10 +125,11 @@ def _scored_parts(
     def read(part: LabelledImages) -> LabelledImages:
         return readable(part, config, progress, say)
 
-    targets = [read(part) for part in dataset.targets(config.targets).values()]
+    part = VAL if config.score_on == "validation" else TEST
+    targets = [read(images) for images in dataset.targets(config.targets, part).values()]
     if store is not None:
-        targets = [store.replace_images([part])[0] for part in targets]
-    return [("target", part) for part in targets] + [
+        targets = [store.replace_images([images])[0] for images in targets]
+    return [("target", images) for images in targets] + [
         (role, own.subset(np.flatnonzero(own.domains == domain)))
         for role, own in [_held_out(dataset, config, folder, store, read, say)]
         for domain in np.unique(own.domains)
@@ -154,7 +156,7 @@ def _held_out(
         return "source-validation", source.val.subset([])
     if store is not None:
         source = with_features(source, store)
-    if len(source.test):
+    if len(source.test) and config.score_on is None:
         return "in-distribution", read(source.test)
     return "source-validation", read(source.val)
 
@@ -178,6 +180,8 @@ def _training_time(folder: Path) -> dict[str, float]:
 
 def _protocol(dataset: DomainDataset, config: RunConfig) -> str:
     """How the data was divided: the dataset's own way, or a seeded one with its share."""
+    if config.score_on:
+        return f"{dataset.protocol}, targets scored on {config.score_on} images"
     if dataset.protocol.endswith("random-split") or dataset.protocol == "grouped-split":
         return f"{dataset.protocol}-{config.val_fraction:g}-seed-{config.seed}"
     return dataset.protocol

@@ -163,8 +163,16 @@ class Solo(Algorithm):
         return self._read(merged.x), {}
 
     def _read(self, x: Tensor) -> Features:
+        return self._conditioned(self.observe(x))
+
+    def observe(self, x: Tensor) -> Features:
+        """An image's embedding, and what it says about its domain."""
         features: Features = self.backbone(x)
         return features
+
+    def _conditioned(self, observed: Features) -> Features:
+        """What is classified, given the style."""
+        return observed
 
     def _turns(self, episode: Episode, merged: Batch, z: Tensor) -> list[Turn]:
         everyone = torch.arange(len(merged.y), device=z.device)
@@ -334,7 +342,11 @@ class Solo(Algorithm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the posterior's mean classifier."""
-        features = self._read(x)
+        return self.logits(self.observe(x))
+
+    def logits(self, observed: Features) -> Tensor:
+        """The same for what was observed, be the style the image's own or another's."""
+        features = self._conditioned(observed)
         z = features.embedding
         if self.posterior == "invariant":
             logits = z @ self.written_mean.T
@@ -363,6 +375,12 @@ class Solo(Algorithm):
             return Gaussian(self.written_mean.expand(shape), self.written_scale.expand(shape))
         hidden = self._test_hidden(features.style)
         return Gaussian(self._on_base(self.amortiser.mean(hidden)), self.amortiser.scale(hidden))
+
+    def prior_logits(self, observed: Features) -> Tensor:
+        """Of the classifier that the meta-prior writes from the source centres alone."""
+        z = self._conditioned(observed).embedding
+        written: Gaussian = self.amortiser(self.source_centres)
+        return (z @ self._on_base(written.mean).T).masked_fill(self.absent, -math.inf)
 
     def _test_hidden(self, style: Tensor) -> Tensor:
         code = self.style_encoder[0](style).relu_()  # its last layer is in `image_weight`

@@ -68,29 +68,25 @@ class SoloPlus(Solo):
     def embed(self, x: Tensor) -> Tensor:
         return self._read(x).embedding
 
-    def _read(self, x: Tensor) -> Features:
+    def observe(self, x: Tensor) -> Features:
         features: Features = self.backbone(x)
-        return self._conditioned(features.embedding, self._code(features.style))
+        code: Tensor = self.encode(self.standardise(features.style.detach()))
+        return Features(features.embedding, code)
 
     def _read_episode(self, merged: Batch) -> tuple[Features, dict[str, Tensor]]:
-        features: Features = self.backbone(merged.x)
-        code = self._code(features.style)
+        z, code = self.observe(merged.x)
         extra = {}
         if self.domain_weight:
             extra["domain"] = self.domain_weight * prototype_loss(code, merged.domain)
         if self.swap:
             code = code[within_domain_shuffle(merged.domain)]
-        return self._conditioned(features.embedding, code), extra
+        return self._conditioned(Features(z, code)), extra
 
-    def _code(self, style: Tensor) -> Tensor:
-        code: Tensor = self.encode(self.standardise(style.detach()))
-        return code
-
-    def _conditioned(self, z: Tensor, code: Tensor) -> Features:
+    def _conditioned(self, observed: Features) -> Features:
         if self.film is None:
-            return Features(z, code)
-        scale, shift = self.film(code).chunk(2, 1)
-        return Features(z * (1 + scale) + shift, code)
+            return observed
+        scale, shift = self.film(observed.style).chunk(2, 1)
+        return Features(observed.embedding * (1 + scale) + shift, observed.style)
 
 
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
 from solodg.cli.predict import predict
+from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
 
@@ -32,6 +33,7 @@ app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
+app.command(epilog="Example: [bold]solodg study runs/toy-sky-solo-0[/bold]")(study)
 app.command()(datasets)
 app.command()(demo)
 

@@ -177,14 +177,18 @@ class DomainDataset:
         source.check()
         return source
 
-    def targets(self, names: Sequence[str]) -> dict[str, LabelledImages]:
-        """The images to score in each target domain: its test split, or all of it."""
+    def targets(self, names: Sequence[str], part: int = TEST) -> dict[str, LabelledImages]:
+        """The images to score in each target domain: its test split, or all of it.
+
+        With VAL, its validation images: for choosing among methods where a source domain plays
+        the target, so that no test image is looked at.
+        """
         result = {}
         for name in self.canonical(names):
             index = self.domain_index(name)
             mask = self.domains == index
-            if (self.split[mask] == TEST).any():
-                mask &= self.split == TEST
+            if (self.split[mask] == part).any():
+                mask &= self.split == part
             result[name] = self._part(mask, [index])
         return result
 

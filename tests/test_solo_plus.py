@@ -1,0 +1,100 @@
+"""What `solo_plus` adds, against plain loops."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solodg.algorithms.solo_plus import SoloPlus, prototype_loss, within_domain_shuffle
+from solodg.backbones import ReadyFeatures
+from solodg.types import Batch, Episode
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 1000))
+def test_the_shuffle_is_a_permutation_within_domains(domains: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    domain = torch.tensor(domains)
+    order = within_domain_shuffle(domain)
+    assert sorted(order.tolist()) == list(range(len(domains)))
+    assert torch.equal(domain[order], domain)
+
+
+def test_the_shuffle_is_not_the_identity() -> None:
+    torch.manual_seed(0)
+    domain = torch.arange(4).repeat(25)
+    moved = (within_domain_shuffle(domain) != torch.arange(100)).float().mean()
+    assert moved > 0.8
+
+
+def test_the_prototype_loss_is_a_cross_entropy_over_distances() -> None:
+    torch.manual_seed(0)
+    code, domain = torch.randn(9, 3, dtype=torch.float64), torch.tensor([5, 5, 2, 2, 2, 7, 7, 5, 2])
+    total = 0.0
+    centres = {d: code[domain == d].mean(0) for d in (2, 5, 7)}
+    for row, own in zip(code, domain.tolist(), strict=True):
+        scores = {d: torch.exp(-(row - centre).square().sum()) for d, centre in centres.items()}
+        total -= torch.log(scores[own] / sum(scores.values()))
+    torch.testing.assert_close(prototype_loss(code, domain), total / 9)
+
+
+def model(**arguments) -> SoloPlus:
+    torch.manual_seed(0)
+    return SoloPlus(ReadyFeatures(6, 5), num_classes=3, **arguments)
+
+
+def episode() -> Episode:
+    torch.manual_seed(1)
+    x = torch.randn(36, 11, requires_grad=True)
+    y, domain = torch.arange(36) % 3, torch.arange(36) // 12
+    source = Batch(x[:24], y[:24], domain[:24])
+    return Episode(source, Batch(x[24:], y[24:], domain[24:]), 6)
+
+
+def test_it_starts_as_its_base() -> None:
+    """FiLM at the identity, nothing written: the logits are those of the linear classifier."""
+    algorithm = model().eval()
+    shown = episode().merged
+    algorithm.finalize([shown])
+    with torch.inference_mode():
+        torch.testing.assert_close(algorithm(shown.x), algorithm.base(shown.x[:, :6]))
+
+
+def test_no_gradient_reaches_the_backbone_through_the_style() -> None:
+    shown = episode()
+    model().train().losses(shown)["loss"].backward()
+    gradient = shown.source.x.grad_fn  # the leaf is shared by both halves
+    assert gradient is not None
+    leaf = shown.source.x._base
+    assert leaf.grad[:, :6].abs().sum() > 0
+    assert leaf.grad[:, 6:].abs().sum() == 0
+
+
+def test_swapped_styles_do_not_change_what_is_predicted_at_test() -> None:
+    shown = episode().merged
+    algorithm = model().eval()
+    for parameter in algorithm.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    algorithm.finalize([shown])
+    with torch.inference_mode():
+        observed = algorithm.observe(shown.x)
+        torch.testing.assert_close(algorithm.logits(observed), algorithm(shown.x))
+        other = observed._replace(style=observed.style.roll(1, 0))
+        assert not torch.allclose(algorithm.logits(other), algorithm(shown.x))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_domain_supervision_is_part_of_the_loss(weight: float) -> None:
+    losses = model(domain_weight=weight).train().losses(episode())
+    assert ("domain" in losses) == bool(weight)
+
+
+def test_the_prior_writes_one_classifier_for_all() -> None:
+    shown = episode().merged
+    algorithm = model(film=False).eval()
+    for parameter in algorithm.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    algorithm.finalize([shown])
+    with torch.inference_mode():
+        observed = algorithm.observe(shown.x)
+        written = algorithm.amortiser(algorithm.source_centres).mean + algorithm.base.weight
+        torch.testing.assert_close(algorithm.prior_logits(observed), observed.embedding @ written.T)
