@@ -316,3 +316,22 @@ def test_a_single_query_is_enough_when_a_domain_lacks_a_class(solodg, tmp_path, 
     code, _, err = solodg("train", images, "--target", "b", *FAST, "--variant", variant, "--steps",
                           "12", "--batch-size", "1", "--output", tmp_path / "r")  # fmt: skip
     assert code == 0, err
+
+
+def test_evaluate_with_an_adapter_records_its_stream(solodg, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--target", "sky", "--target", "ash", "--algorithm", "erm", *FAST)
+    assert solodg("train", "toy", *options, "--output", run)[0] == 0
+    options = ("--adapter", "tent", "--batch-size", "16", "--steps", "2", "--stream", "mixed")
+    code, answer, said = solodg("evaluate", run, *options, "--json")
+    assert code == 0, said
+    records = [json.loads(line) for line in answer.splitlines()]
+    assert {r["domain"] for r in records} == {"sky", "ash"}
+    assert all(r["adapter"] == "tent" for r in records)
+    assert records[0]["stream"] == {
+        "arguments": {"steps": 2}, "batch_size": 16, "domains": "mixed", "order_seed": 0,
+        "reset": "domain",
+    }  # fmt: skip
+    code, _, said = solodg("evaluate", run, "--batch-size", "16")
+    assert code == 2
+    assert "--adapter" in said

@@ -54,6 +54,7 @@ def run_cell(
             folder,
             machine,
             adapter=cell.adapter,
+            stream=cell.stream,
             accelerator=machine.accelerator,
             progress=progress,
             say=say,

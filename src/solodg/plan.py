@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from solodg.config import RunConfig, portable, resolve
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import fold
 from solodg.errors import UserError, unknown
+from solodg.stream import Stream
 
 
 class Row(BaseModel):
@@ -25,6 +26,7 @@ class Row(BaseModel):
     name: str
     run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
     adapter: str = "none"
+    stream: Stream = Field(default_factory=Stream)  # how test images come to the adapter
     paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
 
     @field_validator("paper", mode="before")
@@ -102,7 +104,7 @@ class Plan(BaseModel):
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
             raise _misfit(f"row {row.name!r}", error) from error
-        return Cell(row.name, row.adapter, resolve(config))
+        return Cell(row.name, row.adapter, resolve(config), row.stream)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Cell:
     row: str
     adapter: str
     config: RunConfig
+    stream: Stream = field(default_factory=Stream)
 
     @property
     def run_key(self) -> str:
@@ -127,7 +130,10 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return self.run_key if self.adapter == "none" else f"{self.run_key}-{self.adapter}"
+        if self.adapter == "none":
+            return self.run_key
+        text = json.dumps(self.stream.model_dump(), sort_keys=True)
+        return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def __str__(self) -> str:
         return f"{self.row}, target {' '.join(self.config.targets)}, seed {self.config.seed}"

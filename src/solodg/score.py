@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from solodg import checkpoint
-from solodg.adapters import ADAPTERS
+from solodg.adapters import ADAPTERS, Adapter
 from solodg.assembly import (
     Say,
     feature_store,
@@ -22,10 +24,10 @@ from solodg.backbones import Backbone, ReadyFeatures
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.data.domains import TEST, VAL
-from solodg.errors import UserError, unknown
-from solodg.evaluation import metrics, predict
+from solodg.errors import UserError
+from solodg.evaluation import Predictions, metrics, predict
 from solodg.features import FeatureStore
-from solodg.progress import NoProgress, Progress
+from solodg.progress import Advance, NoProgress, Progress
 from solodg.runfolder import (
     FINISHED,
     RESULTS,
@@ -36,6 +38,7 @@ from solodg.runfolder import (
     read_machine,
 )
 from solodg.storage import append_lines, read_json
+from solodg.stream import Stream, make_adapter, predict_stream
 from solodg.types import Record
 
 
@@ -45,6 +48,7 @@ def evaluate_run(
     *,
     dataset: str | None = None,
     adapter: str = "none",
+    stream: Stream | None = None,
     accelerator: str = "auto",
     skip_bad_images: bool = False,
     progress: Progress | None = None,
@@ -52,14 +56,15 @@ def evaluate_run(
 ) -> list[Record]:
     """Score the saved model on its target domains, and on unseen images of its sources.
 
-    `machine` and `dataset` say where the data lies, if it has moved since training.
+    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter is
+    scored on the target domains alone, in the order and batches of `stream`.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
     config = _moved(read_config(folder), dataset, skip_bad_images)
     machine = machine or read_machine(folder)
-    if adapter not in ADAPTERS:
-        raise unknown("adapter", adapter, ADAPTERS)
+    stream = stream or Stream()
+    make_adapter(adapter, algorithm, stream.arguments)  # a mistake is told before data is read
     data = load_dataset(config, machine)
     if list(data.classes) != info.classes:
         raise UserError(
@@ -68,48 +73,94 @@ def evaluate_run(
         )
     device = single_device(accelerator)
     store = None
-    if config.freeze_backbone:
+    if config.freeze_backbone and not ADAPTERS[adapter].needs_images:
         backbone = algorithm.backbone
         assert isinstance(backbone, Backbone)
         store = feature_store(config, machine, backbone, device, progress)
         algorithm.backbone = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
     parts = _scored_parts(data, config, folder, store, progress, say)
-    model = ADAPTERS[adapter](algorithm).to(device).eval()
+    model = make_adapter(adapter, algorithm, stream.arguments).to(device).eval()
+    if adapter == "none":
+        scored = _plainly(model, parts, device, progress)
+    else:
+        targets = [part for role, part in parts if role == "target"]
+        scored = _as_a_stream(model, targets, stream, device, progress)
     facts = {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts
-    records = []
-    for role, part in parts:
-        name = part.domain_names[int(part.domains[0])]
-        started = time.perf_counter()
-        with progress.bar(f"Scoring {name}", len(part)) as advance:
-            result = predict(
-                model.probabilities, inputs(part), device=device, advance=lambda n: advance(n)
-            )
-        seconds = time.perf_counter() - started
-        records.append(
-            Record(
-                dataset=data.name,
-                algorithm=config.algorithm,
-                variant=config.variant,
-                adapter=adapter,
-                target=list(config.targets),
-                domain=name,
-                role=role,
-                seed=config.seed,
-                protocol=_protocol(data, config),
-                metrics=metrics(result),
-                config=portable(config),
-                versions=read_json(folder / VERSIONS),
-                data=facts,
-                machine=machine_kind(device),
-                time={
-                    "seconds": round(seconds, 3),
-                    **_training_time(folder),
-                    "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                },
-            )
+    records = [
+        Record(
+            dataset=data.name,
+            algorithm=config.algorithm,
+            variant=config.variant,
+            adapter=adapter,
+            target=list(config.targets),
+            domain=part.domain_names[int(part.domains[0])],
+            role=role,
+            seed=config.seed,
+            protocol=_protocol(data, config),
+            metrics=metrics(result),
+            config=portable(config),
+            versions=read_json(folder / VERSIONS),
+            data=facts,
+            stream={} if adapter == "none" else stream.model_dump(),
+            machine=machine_kind(device),
+            time={
+                "seconds": round(seconds, 3),
+                **_training_time(folder),
+                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            },
         )
+        for role, part, result, seconds in scored
+    ]
     append_lines(folder / RESULTS, [record.model_dump() for record in records])
     return records
+
+
+class _Scored(NamedTuple):
+    role: str
+    part: LabelledImages
+    result: Predictions
+    seconds: float
+
+
+def _plainly(
+    model: Adapter,
+    parts: Sequence[tuple[str, LabelledImages]],
+    device: torch.device,
+    progress: Progress,
+) -> list[_Scored]:
+    """In order and in large batches: predictions do not depend on either."""
+    scored = []
+    for role, part in parts:
+        started = time.perf_counter()
+        name = part.domain_names[int(part.domains[0])]
+        with progress.bar(f"Scoring {name}", len(part)) as advance:
+            result = predict(
+                model.probabilities, inputs(part), device=device, advance=partial(_one, advance)
+            )
+        scored.append(_Scored(role, part, result, time.perf_counter() - started))
+    return scored
+
+
+def _as_a_stream(
+    model: Adapter,
+    parts: Sequence[LabelledImages],
+    stream: Stream,
+    device: torch.device,
+    progress: Progress,
+) -> list[_Scored]:
+    count = sum(len(part) for part in parts)
+    started = time.perf_counter()
+    with progress.bar("Adapting and scoring", count) as advance:
+        found = predict_stream(model, parts, stream, device, partial(_one, advance))
+    seconds = time.perf_counter() - started  # shared out by the number of images
+    return [
+        _Scored("target", part, result, seconds * len(part) / count)
+        for part, result in zip(parts, found, strict=True)
+    ]
+
+
+def _one(advance: Advance, count: int) -> None:
+    advance(count)
 
 
 def _scored_parts(

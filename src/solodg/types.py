@@ -54,5 +54,6 @@ class Record(BaseModel):
     versions: dict[str, str]
     data: dict[str, Any]
     time: dict[str, Any] = Field(default_factory=dict)
+    stream: dict[str, Any] = Field(default_factory=dict)  # how test images came to an adapter
     machine: dict[str, Any] = Field(default_factory=dict)  # its kind, never its name
     cell: dict[str, Any] = Field(default_factory=dict)  # of a plan: key, part, parts

@@ -11,6 +11,7 @@ from solodg.errors import UserError
 from solodg.progress import Progress
 from solodg.run import train_run
 from solodg.score import evaluate_run
+from solodg.stream import Stream
 from solodg.types import Record
 
 
@@ -62,6 +63,7 @@ def repeat(
             folder,
             machine,
             adapter=record.adapter,
+            stream=Stream(**record.stream),
             accelerator=machine.accelerator,
             progress=progress,
         )

@@ -1,5 +1,7 @@
 """What a test-time method is: a module around a trained algorithm, images to logits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -9,9 +11,13 @@ from solodg.algorithms import Algorithm
 
 
 class Adapter(nn.Module):
-    """Wraps a trained algorithm; `reset` restores it bit for bit."""
+    """Wraps a trained algorithm; `reset` restores it bit for bit.
+
+    Arguments besides the algorithm are the method's own, with its authors' defaults.
+    """
 
     single_sample: ClassVar[bool]  # True: row i of a batch equals image i alone
+    needs_images: ClassVar[bool] = True  # False: features of a frozen backbone will do
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
@@ -26,3 +32,30 @@ class Adapter(nn.Module):
 
     def reset(self) -> None:
         """Forget everything that test images taught."""
+
+
+class Memory:
+    """Tensors as they were, to put back."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self.before = [tensor.detach().clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, value in zip(self.tensors, self.before, strict=True):
+            tensor.copy_(value)
+
+
+@contextmanager
+def learning() -> Iterator[None]:
+    """Gradients, although evaluation around it has none."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Of each row's softmax; a class at -inf is no class: (B, C) -> (B,)."""
+    log_p = logits.log_softmax(1)
+    p = log_p.exp()
+    return -(p * log_p.masked_fill(p == 0, 0.0)).sum(1)

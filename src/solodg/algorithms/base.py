@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.errors import UserError
 from solodg.types import Batch, Episode
 
 
@@ -51,6 +52,12 @@ class Algorithm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) images -> (B, C) logits."""
         raise NotImplementedError
+
+    def linear_classifier(self) -> tuple[Tensor, Tensor | float]:
+        """Rows (C, D) and bias of a classifier on `embed`, where a method has one for all."""
+        raise UserError(
+            f"{type(self).__name__} has no linear classifier that is one for all images."
+        )
 
     def probabilities(self, x: Tensor) -> Tensor:
         """(B, ...) images -> (B, C) class probabilities, as honest as the method can."""

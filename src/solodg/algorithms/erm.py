@@ -23,3 +23,6 @@ class ERM(Algorithm):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.embed(x))
         return logits
+
+    def linear_classifier(self) -> tuple[Tensor, Tensor]:
+        return self.classifier.weight, self.classifier.bias

@@ -378,9 +378,14 @@ class Solo(Algorithm):
 
     def prior_logits(self, observed: Features) -> Tensor:
         """Of the classifier that the meta-prior writes from the source centres alone."""
+        rows, _ = self.linear_classifier()
         z = self._conditioned(observed).embedding
+        return (z @ rows.T).masked_fill(self.absent, -math.inf)
+
+    def linear_classifier(self) -> tuple[Tensor, float]:
+        """What the amortiser writes from the source centres alone."""
         written: Gaussian = self.amortiser(self.source_centres)
-        return (z @ self._on_base(written.mean).T).masked_fill(self.absent, -math.inf)
+        return self._on_base(written.mean), 0.0
 
     def _test_hidden(self, style: Tensor) -> Tensor:
         code = self.style_encoder[0](style).relu_()  # its last layer is in `image_weight`

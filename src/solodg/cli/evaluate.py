@@ -7,11 +7,35 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
+from solodg.errors import UserError
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    adapter: Annotated[str, typer.Option(help="Test-time method around the model.")] = "none",
+    adapter: Annotated[
+        str,
+        typer.Option(
+            help="Test-time method around the model: none, bn, tent, t3a, memo, ttt, shot."
+        ),
+    ] = "none",
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Test images the adapter gets at once.  [dim]default: 64[/dim]"),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates per batch of tent, ttt, shot.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Argument of the adapter, NAME=VALUE; repeat for several."),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(help="single: one target after another; mixed: all, without domain labels."),
+    ] = None,
+    reset: Annotated[
+        str | None,
+        typer.Option(help="Forget what was learned: before each batch, each domain, or never."),
+    ] = None,
+    order_seed: Annotated[int | None, typer.Option(help="Of the order of the images.")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
     ] = None,
@@ -25,11 +49,25 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="Records as JSON lines.")] = False,
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones."""
+    from solodg.cli.train import assignments
+    from solodg.config import build
     from solodg.progress import BarProgress
     from solodg.runfolder import MACHINE, RESULTS, read_machine
     from solodg.score import evaluate_run
+    from solodg.stream import Stream
     from solodg.tables import evaluation_table
 
+    arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
+    values = {
+        "arguments": arguments or None,
+        "batch_size": batch_size,
+        "domains": stream,
+        "reset": reset,
+        "order_seed": order_seed,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    if given and adapter == "none":
+        raise UserError("--batch-size, --steps, --set, --stream, --reset go with an --adapter.")
     machine = None
     if data_dir is not None and (run / MACHINE).is_file():
         machine = read_machine(run).model_copy(update={"data_dir": data_dir})
@@ -38,6 +76,7 @@ def evaluate(
         machine,
         dataset=dataset,
         adapter=adapter,
+        stream=build(Stream, given),
         accelerator=accelerator,
         skip_bad_images=skip_bad_images,
         progress=BarProgress(err),

@@ -167,7 +167,7 @@ def train(
             "exclude": tuple(exclude) if exclude else None,
             "algorithm": algorithm,
             "variant": variant,
-            "arguments": _assignments(set_ or []),
+            "arguments": assignments(set_ or []),
             "backbone": backbone,
             "pretrained": pretrained,
             "weights": str(weights) if weights else None,
@@ -228,7 +228,7 @@ def train(
         _after_training(folder)
 
 
-def _assignments(pairs: Iterable[str]) -> dict[str, Any]:
+def assignments(pairs: Iterable[str]) -> dict[str, Any]:
     """NAME=VALUE, the value read as JSON where it is some."""
     values = {}
     for pair in pairs:

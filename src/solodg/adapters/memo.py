@@ -1,0 +1,67 @@
+"""MEMO: one image, many augmented copies, one step (Zhang, Levine and Finn, NeurIPS 2022).
+
+The whole network takes a step down the entropy of the mean prediction over augmented copies of the
+one image, then predicts it, and is put back. The authors' AugMix needs image operations of its own;
+here a copy is a random crop of 0.7 to 1 of the area, enlarged; all images get the same crops.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from solodg.adapters.base import Adapter, Memory, learning
+from solodg.algorithms import Algorithm
+
+
+class Memo(Adapter):
+    """`copies` per image and one step of SGD."""
+
+    single_sample: ClassVar[bool] = True
+
+    def __init__(
+        self, algorithm: Algorithm, *, copies: int = 32, learning_rate: float = 2.5e-4
+    ) -> None:
+        super().__init__(algorithm)
+        if copies < 1:
+            raise ValueError(f"copies must be at least 1, not {copies}")
+        self.copies, self.learning_rate = copies, learning_rate
+        self.weights = [p for p in algorithm.parameters() if p.is_floating_point()]
+        algorithm.requires_grad_(True)
+        self.memory = Memory(list(self.weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self._one(image[None]) for image in x])
+
+    def _one(self, image: Tensor) -> Tensor:
+        with learning():
+            image = image.clone()
+            log_p = self.algorithm(random_crops(image, self.copies)).log_softmax(1)
+            mean = log_p.logsumexp(0) - math.log(self.copies)
+            loss = -(mean.exp() * mean.masked_fill(mean == -math.inf, 0.0)).sum()
+            gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
+        with torch.no_grad():
+            for weight, gradient in zip(self.weights, gradients, strict=True):
+                if gradient is not None:
+                    weight.sub_(self.learning_rate * gradient)
+            logits: Tensor = self.algorithm(image)
+        self.memory.restore()
+        return logits
+
+    def reset(self) -> None:
+        self.memory.restore()
+
+
+def random_crops(image: Tensor, count: int) -> Tensor:
+    """(1, C, H, W) -> (count, C, H, W), the same crops at every call."""
+    generator = torch.Generator().manual_seed(0)
+    side = (0.7 + 0.3 * torch.rand(count, generator=generator)).sqrt()
+    shift = (2 * torch.rand(count, 2, generator=generator) - 1) * (1 - side)[:, None]
+    matrix = torch.zeros(count, 2, 3)
+    matrix[:, 0, 0] = matrix[:, 1, 1] = side
+    matrix[:, :, 2] = shift
+    grid = F.affine_grid(matrix.to(image), [count, *image.shape[1:]], align_corners=False)
+    copies = image.expand(count, -1, -1, -1)
+    return F.grid_sample(copies, grid, padding_mode="border", align_corners=False)

@@ -1,0 +1,74 @@
+"""Source-hypothesis transfer, online (after Liang, Hu and Feng, ICML 2020).
+
+The classifier stays; the backbone is trained on test batches to be sure of each image and varied
+over the batch (information maximisation), and to agree with pseudo-labels from the nearest of the
+batch's class centres. The authors go over the whole target set for many epochs; here, as the stream
+comes, once. BatchNorm keeps its stored statistics.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from solodg.adapters.base import Adapter, Memory, entropy, learning
+from solodg.algorithms import Algorithm
+
+
+class Shot(Adapter):
+    """`steps` updates per batch; what was learned stays until `reset`."""
+
+    single_sample: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        steps: int = 1,
+        learning_rate: float = 1e-4,
+        pseudo_weight: float = 0.3,
+    ) -> None:
+        super().__init__(algorithm)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self.steps, self.learning_rate, self.pseudo_weight = steps, learning_rate, pseudo_weight
+        algorithm.requires_grad_(False)
+        self.weights = list(algorithm.backbone.parameters())
+        for weight in self.weights:
+            weight.requires_grad_(True)
+        self.memory = Memory(list(self.weights))
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        # A backbone of stored features has nothing to train: then this is plain prediction.
+        return torch.optim.SGD(self.weights or [torch.zeros(1)], self.learning_rate, momentum=0.9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with learning():
+            x = x.clone()
+            for _ in range(self.steps if self.weights else 0):
+                loss = self._loss(self.algorithm(x), self.algorithm.embed(x).detach())
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+        with torch.no_grad():
+            logits: Tensor = self.algorithm(x)
+        return logits
+
+    def _loss(self, logits: Tensor, z: Tensor) -> Tensor:
+        p = logits.softmax(1)
+        mean = p.mean(0, keepdim=True)
+        variety = -(mean * mean.clamp_min(1e-12).log()).sum()
+        pseudo = F.cross_entropy(logits, nearest_centre(z, p.detach()))
+        return entropy(logits).mean() - variety + self.pseudo_weight * pseudo
+
+    def reset(self) -> None:
+        self.memory.restore()
+        self.optimizer = self._optimizer()
+
+
+def nearest_centre(z: Tensor, p: Tensor) -> Tensor:
+    """Pseudo-labels: the class whose centre, weighted by the predictions, points the same way."""
+    centres = F.normalize(p.T @ z, dim=1)  # (C, D)
+    return (F.normalize(z, dim=1) @ centres.T).argmax(1)

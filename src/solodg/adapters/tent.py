@@ -1,0 +1,55 @@
+"""Tent: entropy minimisation on batches of test images (Wang et al., ICLR 2021).
+
+BatchNorm takes the statistics of the batch; its scales and shifts are trained on the entropy of the
+predictions, by Adam. What is returned are the logits from before the (last) update. Online: what
+was learned stays until `reset`.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from solodg.adapters.base import Adapter, Memory, entropy, learning
+from solodg.adapters.bn import batch_norms, batch_statistics, twin_of_one
+from solodg.algorithms import Algorithm
+
+
+class Tent(Adapter):
+    """`steps` updates per batch."""
+
+    single_sample: ClassVar[bool] = False
+
+    def __init__(
+        self, algorithm: Algorithm, *, steps: int = 1, learning_rate: float = 1e-3
+    ) -> None:
+        super().__init__(algorithm)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self.steps, self.learning_rate = steps, learning_rate
+        self.norms = batch_norms(algorithm)
+        algorithm.requires_grad_(False)
+        self.affine: list[nn.Parameter] = [
+            p for norm in self.norms for p in norm.parameters(recurse=False)
+        ]
+        for parameter in self.affine:
+            parameter.requires_grad_(True)
+        self.memory = Memory(list(self.affine))
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.affine, lr=self.learning_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with learning(), batch_statistics(self.norms):
+            x = x.clone()  # a tensor of inference mode cannot be learned from
+            for _ in range(self.steps):
+                logits = twin_of_one(self.algorithm, x)
+                self.optimizer.zero_grad()
+                entropy(logits).mean().backward()
+                self.optimizer.step()
+        return logits.detach()
+
+    def reset(self) -> None:
+        self.memory.restore()
+        self.optimizer = self._optimizer()
