@@ -27,6 +27,7 @@ WEIGHTS ?= tf_efficientnet_lite0.safetensors
 bench: install
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.model
+	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.compiled
 	$(BIN)/python -m benchmarks.loader $(DATA)
 	$(BIN)/python -m benchmarks.frozen_pacs $(DATA) $(WEIGHTS)

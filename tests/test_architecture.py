@@ -39,6 +39,7 @@ FLOORS = [
         "estimate",
         "verify",
         "style_study",
+        "stream_figure",
         "demo",
         "cli",
         "__init__",

@@ -330,7 +330,7 @@ def test_evaluate_with_an_adapter_records_its_stream(solodg, tmp_path: Path) -> 
     assert all(r["adapter"] == "tent" for r in records)
     assert records[0]["stream"] == {
         "arguments": {"steps": 2}, "batch_size": 16, "domains": "mixed", "order_seed": 0,
-        "reset": "domain",
+        "reset": "domain", "images": None,
     }  # fmt: skip
     code, _, said = solodg("evaluate", run, "--batch-size", "16")
     assert code == 2

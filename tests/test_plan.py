@@ -21,6 +21,7 @@ TABLES = {
     "rotated_mnist",
     "rotated_fashion_mnist",
     "single_source",
+    "tent_study",
 }
 
 

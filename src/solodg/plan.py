@@ -132,7 +132,8 @@ class Cell:
     def key(self) -> str:
         if self.adapter == "none":
             return self.run_key
-        text = json.dumps(self.stream.model_dump(), sort_keys=True)
+        given = {k: v for k, v in self.stream.model_dump().items() if v is not None}
+        text = json.dumps(given, sort_keys=True)
         return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -13,8 +13,8 @@ from solodg.types import Record
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito
-MARKERS = ("o", "s", "^", "D")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def accuracy_by_domain(
@@ -79,5 +79,50 @@ def plan_figure(
     axis.set(title=title, xlabel=xlabel)
     axis.grid(axis="x", color="0.85", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+class Curve(NamedTuple):
+    """Accuracy, or time, over batch sizes; a method that has none is a level line."""
+
+    name: str
+    points: dict[int, tuple[float, float]]  # batch size -> mean and half of the interval
+    level: tuple[float, float] | None = None
+
+
+def batch_size_curves(
+    panels: dict[str, list[Curve]], path: Path, *, ylabel: str, log: bool
+) -> None:
+    """One panel per stream or domain, the same lines in each."""
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1 + 2.8 * len(panels), 3.4), sharey=True, layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    sizes = sorted({size for curves in panels.values() for c in curves for size in c.points})
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        for index, curve in enumerate(curves):
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            if curve.level is not None:
+                mean, half = curve.level
+                axis.axhline(mean, color=colour, label=curve.name)
+                axis.axhspan(mean - half, mean + half, color=colour, alpha=0.15, lw=0)
+                continue
+            known = sorted(curve.points)
+            means = [curve.points[size][0] for size in known]
+            halves = [curve.points[size][1] for size in known]
+            axis.errorbar(
+                [sizes.index(size) for size in known], means, yerr=halves, color=colour,
+                marker=marker, capsize=2, ls="--", label=curve.name,
+            )  # fmt: skip
+        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axis.set(title=title, xlabel="test batch size")
+        axis.grid(axis="y", color="0.85", lw=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        if log:
+            axis.set_yscale("log")
+    axes[0][0].set_ylabel(ylabel)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False)  # fmt: skip
     figure.savefig(path, dpi=120)
     plt.close(figure)

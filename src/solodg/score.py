@@ -83,7 +83,7 @@ def evaluate_run(
     if adapter == "none":
         scored = _plainly(model, parts, device, progress)
     else:
-        targets = [part for role, part in parts if role == "target"]
+        targets = [stream.of(part) for role, part in parts if role == "target"]
         scored = _as_a_stream(model, targets, stream, device, progress)
     facts = {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts
     records = [

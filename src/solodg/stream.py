@@ -32,6 +32,14 @@ class Stream(BaseModel):
     domains: Literal["single", "mixed"] = "single"  # one target after another, or all mixed
     reset: Literal["batch", "domain", "never"] = "domain"  # "batch" of size 1: every image
     order_seed: int = Field(default=0, ge=0)
+    images: PositiveInt | None = None  # of each target, drawn by the seed; None: all
+
+    def of(self, part: LabelledImages) -> LabelledImages:
+        """The images of a target that come at all."""
+        if self.images is None or self.images >= len(part):
+            return part
+        generator = numpy_generator(self.order_seed, "images", *part.domain_names)
+        return part.subset(np.sort(generator.permutation(len(part))[: self.images]))
 
 
 def make_adapter(name: str, algorithm: Algorithm, arguments: dict[str, Any]) -> Adapter:

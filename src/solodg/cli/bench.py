@@ -130,6 +130,7 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.plots import plan_figure
     from solodg.results import read_results
     from solodg.storage import write_atomically, write_lines
+    from solodg.stream_figure import draw_streams
 
     file = records or output / RESULTS
     results = read_results(file)
@@ -147,6 +148,7 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     if points:
         label = "accuracy on unseen domains, %, mean and 95% interval over seeds"
         plan_figure(plan.title, label, points, folder / f"{plan.name}.png")
+    draw_streams(plan, results, folder)
     out.print(grid.rich())
     out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
     out.print(f"All records: {file}")

@@ -36,6 +36,9 @@ def evaluate(
         typer.Option(help="Forget what was learned: before each batch, each domain, or never."),
     ] = None,
     order_seed: Annotated[int | None, typer.Option(help="Of the order of the images.")] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Of each target, drawn by the seed.  [dim]default: all[/dim]")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
     ] = None,
@@ -64,10 +67,13 @@ def evaluate(
         "domains": stream,
         "reset": reset,
         "order_seed": order_seed,
+        "images": images,
     }
     given = {name: value for name, value in values.items() if value is not None}
     if given and adapter == "none":
-        raise UserError("--batch-size, --steps, --set, --stream, --reset go with an --adapter.")
+        raise UserError(
+            "--batch-size, --steps, --set, --stream, --reset, --images go with an --adapter."
+        )
     machine = None
     if data_dir is not None and (run / MACHINE).is_file():
         machine = read_machine(run).model_copy(update={"data_dir": data_dir})
