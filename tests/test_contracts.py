@@ -7,7 +7,7 @@ import torch
 
 from solodg import checkpoint
 from solodg.adapters import ADAPTERS
-from solodg.algorithms import ALGORITHMS
+from solodg.algorithms import ALGORITHMS, build_algorithm
 from solodg.backbones import build_backbone
 from solodg.config import RunConfig, resolve
 from solodg.data import DATASETS, DomainDataset
@@ -21,9 +21,9 @@ VARIANTS = [(name, variant) for name, kind in ALGORITHMS.items() for variant in 
 
 def build(name: str, variant: str, num_classes: int = 3, seed: int = 0):
     torch.manual_seed(seed)
-    kind = ALGORITHMS[name]
     backbone = build_backbone("small_cnn", channels=3, image_size=32)
-    return kind(backbone, num_classes=num_classes, **kind.variants[variant])
+    arguments = ALGORITHMS[name].variants[variant]
+    return build_algorithm(name, backbone, num_classes=num_classes, num_domains=3, **arguments)
 
 
 def episodes(toy: DomainDataset, count: int, context: int = 3, queries: int = 8) -> list[Episode]:

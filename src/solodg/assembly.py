@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from solodg.algorithms import ALGORITHMS, Algorithm
+from solodg.algorithms import Algorithm, build_algorithm
 from solodg.backbones import Backbone, ReadyFeatures, build_backbone
 from solodg.checkpoint import ModelInfo
 from solodg.config import Machine, RunConfig, algorithm_arguments
@@ -117,14 +117,19 @@ def make_backbone(config: RunConfig) -> Backbone:
     return backbone
 
 
-def make_algorithm(config: RunConfig, backbone: Backbone, num_classes: int) -> Algorithm:
+def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: torch.nn.Module = backbone
     if config.freeze_backbone:
         extractor = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
-    kind = ALGORITHMS[config.algorithm]
     try:
-        algorithm = kind(extractor, num_classes=num_classes, **algorithm_arguments(config))
+        algorithm = build_algorithm(
+            config.algorithm,
+            extractor,
+            num_classes=len(source.classes),
+            num_domains=len(source.domain_names),
+            **algorithm_arguments(config),
+        )
     except (TypeError, ValueError) as error:
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
     algorithm.label_smoothing = config.label_smoothing or 0.0

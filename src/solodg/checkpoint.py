@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
-from solodg.algorithms import ALGORITHMS, Algorithm
+from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.backbones import build_backbone
 from solodg.errors import UserError, unknown
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
@@ -88,8 +88,12 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             "Continue it with the same command and --resume."
         )
     backbone = build_backbone(info.backbone, channels=info.channels, image_size=info.image_size)
-    algorithm = ALGORITHMS[info.algorithm](
-        backbone, num_classes=len(info.classes), **info.arguments
+    algorithm = build_algorithm(
+        info.algorithm,
+        backbone,
+        num_classes=len(info.classes),
+        num_domains=len(info.source_domains),
+        **info.arguments,
     )
     state, _ = read_tensors(folder / WEIGHTS)
     try:

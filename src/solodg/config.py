@@ -154,7 +154,7 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     if config.variant not in kind.variants:
         raise unknown(f"variant of {config.algorithm}", config.variant, kind.variants)
     known = get_type_hints(kind.__init__)
-    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes"}
+    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
     checked = {}
     for name, value in config.arguments.items():
         if name not in names:

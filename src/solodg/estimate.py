@@ -72,7 +72,7 @@ def _measured(config: RunConfig, machine: Machine) -> float:
     if config.pseudo_domains:  # clusters cost the same steps
         source = random_domains(source, config.num_pseudo_domains, seed=config.seed)
     backbone = make_backbone(config)
-    algorithm = make_algorithm(config, backbone, len(source.classes)).train()
+    algorithm = make_algorithm(config, backbone, source).train()
     optimizer = build_optimizer(algorithm, make_schedule(config))
     sampler = EpisodeSampler(
         source.train,

@@ -125,7 +125,7 @@ class _Trainer:
     def prepare(self, source: SourceData) -> tuple[Algorithm, EpisodeSampler]:
         config = self.config
         self.backbone.load_state_dict(self.start)
-        algorithm = make_algorithm(config, self.backbone, len(source.classes))
+        algorithm = make_algorithm(config, self.backbone, source)
         sampler = EpisodeSampler(
             source.train,
             context=config.context_images,

@@ -11,6 +11,7 @@ import torch
 
 from solodg import checkpoint
 from solodg.adapters import ADAPTERS, Adapter
+from solodg.algorithms import Algorithm
 from solodg.assembly import (
     Say,
     feature_store,
@@ -24,6 +25,7 @@ from solodg.backbones import Backbone, ReadyFeatures
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.data.domains import TEST, VAL
+from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.evaluation import Predictions, metrics, predict
 from solodg.features import FeatureStore
@@ -37,6 +39,7 @@ from solodg.runfolder import (
     read_config,
     read_machine,
 )
+from solodg.seeding import numpy_generator
 from solodg.storage import append_lines, read_json
 from solodg.stream import Stream, make_adapter, predict_stream
 from solodg.types import Record
@@ -101,7 +104,7 @@ def evaluate_run(
             config=portable(config),
             versions=read_json(folder / VERSIONS),
             data=facts,
-            stream={} if adapter == "none" else stream.model_dump(),
+            stream=_seen(algorithm) if adapter == "none" else stream.model_dump(),
             machine=machine_kind(device),
             time={
                 "seconds": round(seconds, 3),
@@ -113,6 +116,10 @@ def evaluate_run(
     ]
     append_lines(folder / RESULTS, [record.model_dump() for record in records])
     return records
+
+
+def _seen(algorithm: Algorithm) -> dict[str, int]:
+    return {"target_images": algorithm.target_images} if algorithm.target_images else {}
 
 
 class _Scored(NamedTuple):
@@ -131,6 +138,7 @@ def _plainly(
     """In order and in large batches: predictions do not depend on either."""
     scored = []
     for role, part in parts:
+        _show_target(model.algorithm, part, device)
         started = time.perf_counter()
         name = part.domain_names[int(part.domains[0])]
         with progress.bar(f"Scoring {name}", len(part)) as advance:
@@ -139,6 +147,16 @@ def _plainly(
             )
         scored.append(_Scored(role, part, result, time.perf_counter() - started))
     return scored
+
+
+def _show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
+    """A few unlabelled images of the domain, to a method that says it needs them, no other."""
+    if not algorithm.target_images:
+        return
+    order = numpy_generator(0, "target-images", *part.domain_names).permutation(len(part))
+    shown = part.images.take(np.sort(order[: algorithm.target_images]))
+    with torch.inference_mode():
+        algorithm.see_target(to_unit(shown).to(device))
 
 
 def _as_a_stream(

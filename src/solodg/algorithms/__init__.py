@@ -1,5 +1,10 @@
 """Training-time methods by name. Adding one: a file here, an entry below, a row in the README."""
 
+import inspect
+from typing import Any
+
+from torch import nn
+
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.solo import Solo
@@ -13,4 +18,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ttt": TTT,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm"]
+
+def build_algorithm(
+    name: str, backbone: nn.Module, *, num_classes: int, num_domains: int, **arguments: Any
+) -> Algorithm:
+    """By name; a method that has something of its own for each source domain is told how many."""
+    kind = ALGORITHMS[name]
+    if "num_domains" in inspect.signature(kind).parameters:
+        arguments["num_domains"] = num_domains
+    return kind(backbone, num_classes=num_classes, **arguments)
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "build_algorithm"]

@@ -20,6 +20,7 @@ class Algorithm(nn.Module):
     """
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
+    target_images: ClassVar[int] = 0  # unlabelled images of a test domain that it must see first
     label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 
     def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:
@@ -48,6 +49,12 @@ class Algorithm(nn.Module):
 
     def finalize(self, source: Iterable[Batch]) -> None:
         """Store what prediction needs of the source training images. Called in eval mode."""
+
+    def see_target(self, x: Tensor) -> None:
+        """Unlabelled images of the domain that is scored next, where `target_images` asks for them.
+
+        Called in eval mode, anew for every domain; what is kept of them is a buffer.
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) images -> (B, C) logits."""
