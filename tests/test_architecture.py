@@ -39,6 +39,7 @@ FLOORS = [
         "estimate",
         "verify",
         "style_study",
+        "estimator",
         "stream_figure",
         "demo",
         "cli",

@@ -2,13 +2,14 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from solodg.estimator import SoloClassifier
     from solodg.predictor import Predictor
 
 __version__ = version("solodg")
-__all__ = ["__version__", "load"]
+__all__ = ["SoloClassifier", "__version__", "load"]
 
 
 def load(path: str | Path) -> "Predictor":
@@ -16,3 +17,12 @@ def load(path: str | Path) -> "Predictor":
     from solodg.predictor import Predictor  # imports torch: only when it is needed
 
     return Predictor.load(path)
+
+
+def __getattr__(name: str) -> Any:
+    """Heavy imports wait until they are needed."""
+    if name == "SoloClassifier":
+        from solodg.estimator import SoloClassifier
+
+        return SoloClassifier
+    raise AttributeError(f"module 'solodg' has no attribute {name!r}")

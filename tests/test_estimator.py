@@ -1,0 +1,123 @@
+"""The scikit-learn estimator, by scikit-learn's own rules."""
+
+import pickle
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import LeaveOneGroupOut, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from solodg import SoloClassifier
+
+
+def shifted(count: int = 60, seed: int = 0):
+    """Three classes in four domains, each domain moved and stretched in its own way."""
+    generator = np.random.default_rng(seed)
+    X, y, domains = [], [], []
+    centres = generator.normal(size=(3, 6)) * 3
+    for domain in range(4):
+        move, stretch = generator.normal(size=6), 1 + 0.2 * generator.normal(size=6)
+        for label in range(3):
+            X.append((centres[label] + generator.normal(size=(count, 6))) * stretch + move)
+            y += [("cat", "dog", "owl")[label]] * count
+            domains += [f"site-{domain}"] * count
+    return np.concatenate(X), np.array(y), np.array(domains)
+
+
+def test_scikit_learn_accepts_it() -> None:
+    check_estimator(SoloClassifier(steps=60))
+
+
+def test_it_learns_and_names_what_it_learned() -> None:
+    X, y, domains = shifted()
+    model = SoloClassifier().fit(X, y, domains=domains)
+    assert model.score(X, y) > 0.95
+    assert model.classes_.tolist() == ["cat", "dog", "owl"]
+    assert model.domains_ == [f"site-{i}" for i in range(4)]
+    p = model.predict_proba(X[:7])
+    np.testing.assert_allclose(p.sum(1), 1)
+    np.testing.assert_array_equal(model.classes_[p.argmax(1)], model.predict(X[:7]))
+
+
+def test_the_same_seed_the_same_model_and_no_other_random_state_is_touched() -> None:
+    X, y, domains = shifted(20)
+    import torch
+
+    torch.manual_seed(5)
+    before = torch.rand(1)
+    torch.manual_seed(5)
+    first = SoloClassifier(steps=20).fit(X, y, domains=domains).predict_proba(X)
+    assert torch.equal(torch.rand(1), before)
+    again = SoloClassifier(steps=20).fit(X, y, domains=domains).predict_proba(X)
+    other = SoloClassifier(steps=20, random_state=1).fit(X, y, domains=domains).predict_proba(X)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_it_clones_and_pickles() -> None:
+    X, y, domains = shifted(20)
+    model = SoloClassifier(steps=20, arguments={"posterior": "invariant"})
+    assert clone(model).get_params() == model.get_params()
+    model.fit(X, y, domains=domains)
+    copied = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copied.predict_proba(X), model.predict_proba(X))
+
+
+def test_a_row_is_judged_alone() -> None:
+    X, y, domains = shifted(20)
+    model = SoloClassifier(steps=20).fit(X, y, domains=domains)
+    alone = np.concatenate([model.predict_proba(X[i : i + 1]) for i in range(10)])
+    np.testing.assert_allclose(alone, model.predict_proba(X)[:10], atol=1e-12)
+
+
+def test_leave_one_group_out_in_a_pipeline_with_routing() -> None:
+    X, y, domains = shifted(30)
+    with sklearn.config_context(enable_metadata_routing=True):
+        solo = SoloClassifier(steps=100).set_fit_request(domains=True)
+        pipeline = make_pipeline(StandardScaler(), solo)
+        scores = cross_val_score(
+            pipeline, X, y, cv=LeaveOneGroupOut(), params={"domains": domains, "groups": domains}
+        )
+    plain = cross_val_score(
+        make_pipeline(StandardScaler(), LogisticRegression()), X, y,
+        cv=LeaveOneGroupOut(), groups=domains,
+    )  # fmt: skip
+    assert len(scores) == 4
+    assert scores.mean() > plain.mean() - 0.1
+
+
+def test_domains_are_made_where_none_are_given() -> None:
+    X, y, domains = shifted(30)
+    for given in (None, np.zeros(len(y))):
+        model = SoloClassifier(steps=60, n_domains=2).fit(X, y, domains=given)
+        assert len(model.domains_) == 2
+        assert model.score(X, y) > 0.8
+    assert domains is not None
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "solo", "solo_plus"])
+def test_other_algorithms_work_on_features_too(algorithm: str) -> None:
+    X, y, domains = shifted(20)
+    model = SoloClassifier(algorithm=algorithm).fit(X, y, domains=domains)
+    assert model.score(X, y) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [({"algorithm": "sole"}, "solo"), ({"arguments": {"posteriour": 1}}, "posteriour")],
+)
+def test_mistakes_are_told(values: dict, reason: str) -> None:
+    X, y, domains = shifted(10)
+    with pytest.raises((ValueError, TypeError), match=reason):
+        SoloClassifier(**values).fit(X, y, domains=domains)
+
+
+def test_domains_must_be_as_many_as_rows() -> None:
+    X, y, _ = shifted(10)
+    with pytest.raises(ValueError, match="one entry per row"):
+        SoloClassifier().fit(X, y, domains=[1, 2])
