@@ -36,13 +36,25 @@ class Stages(NamedTuple):
 
 
 class Network(nn.Module):
-    """What shows its stages; a subclass may have a shorter way to the embedding."""
+    """What shows its stages, and the map that is pooled to the embedding."""
 
     def forward(self, x: Tensor) -> Stages:
         raise NotImplementedError
 
+    def last_map(self, x: Tensor) -> Tensor:
+        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map."""
+        raise NotImplementedError
+
+    def pool(self, last: Tensor) -> Tensor:
+        """The embedding of a last map."""
+        raise NotImplementedError
+
     def embed(self, x: Tensor) -> Tensor:
-        return self.forward(x).embedding
+        return self.pool(self.last_map(x))
+
+    def stage_modules(self) -> list[nn.Module]:
+        """What gives the map of each stage."""
+        raise NotImplementedError
 
     def stages(self) -> list[list[nn.Parameter]]:
         """Parameters from the first layers to the last."""
@@ -85,6 +97,31 @@ class Backbone(nn.Module):
         embedding: Tensor = self.net.embed(self._normalise(x))
         return embedding
 
+    def last_map(self, x: Tensor) -> Tensor:
+        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map."""
+        last: Tensor = self.net.last_map(self._normalise(x))
+        return last
+
+    def pool(self, last: Tensor) -> Tensor:
+        """The embedding of a last map."""
+        embedding: Tensor = self.net.pool(last)
+        return embedding
+
+    def stage_modules(self) -> list[nn.Module]:
+        """The modules whose outputs are the maps of the stages; none where they give no maps."""
+        modules = self.net.stage_modules()
+        given: list[torch.Size | None] = []
+
+        def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            given.append(getattr(output, "shape", None))
+
+        hooks = [module.register_forward_hook(note) for module in modules]
+        maps = self._blank().maps
+        for hook in hooks:
+            hook.remove()
+        # Tokens, and maps with their channels last, are shown to others in another shape.
+        return modules if given == [m.shape for m in maps] and maps[0].ndim == 4 else []
+
     def _normalise(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
@@ -118,19 +155,26 @@ class Backbone(nn.Module):
 
     def _probe(self) -> tuple[int, int]:
         """Embedding and style dimensions, as the network shows them for one image."""
-        training = self.training
-        self.eval()
         try:
-            with torch.no_grad():
-                features = self(torch.zeros(1, self.channels, self.image_size, self.image_size))
+            stages = self._blank()
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
                 "Try a larger --image-size, e.g. 224."
             ) from error
+        style = sum(_channel_means(stage).shape[1] for stage in stages.maps)
+        return stages.embedding.shape[1], style
+
+    @torch.no_grad()
+    def _blank(self) -> Stages:
+        """The stages of an empty image, in evaluation mode."""
+        training = self.training
+        self.eval()
+        shape = (1, self.channels, self.image_size, self.image_size)
+        stages: Stages = self.net(self._normalise(torch.zeros(shape, device=self.mean.device)))
         self.train(training)
-        return features.embedding.shape[1], features.style.shape[1]
+        return stages
 
 
 class ReadyFeatures(nn.Module):
@@ -146,6 +190,13 @@ class ReadyFeatures(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         return x[:, : self.embedding_dim]
+
+    def last_map(self, x: Tensor) -> Tensor:
+        """There is none any more: the embedding."""
+        return self.embed(x)
+
+    def pool(self, last: Tensor) -> Tensor:
+        return last
 
 
 def build_backbone(
@@ -203,7 +254,18 @@ class SmallCNN(Network):
         for block in self.blocks:
             x = block(x)
             maps.append(x)
-        return Stages(maps, x.mean((2, 3)))
+        return Stages(maps, self.pool(x))
+
+    def last_map(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def pool(self, last: Tensor) -> Tensor:
+        return last.mean((2, 3))
+
+    def stage_modules(self) -> list[nn.Module]:
+        return list(self.blocks)
 
 
 class AlexNetStages(Network):
@@ -213,6 +275,9 @@ class AlexNetStages(Network):
         super().__init__()
         self.model = torchvision.models.alexnet(weights="DEFAULT" if pretrained else None)
         self.model.classifier[-1] = nn.Identity()
+        for layer in self.model.features:
+            if isinstance(layer, nn.ReLU):
+                layer.inplace = False  # the map is read again for the style
         if channels != 3:
             first = self.model.features[0]
             self.model.features[0] = nn.Conv2d(channels, 64, 11, stride=4, padding=2)
@@ -223,12 +288,21 @@ class AlexNetStages(Network):
     def forward(self, x: Tensor) -> Stages:
         maps = []
         for layer in self.model.features:
-            # Not in place: the map is read again for the style.
-            x = nn.functional.relu(x) if isinstance(layer, nn.ReLU) else layer(x)
+            x = layer(x)
             if isinstance(layer, nn.ReLU):
                 maps.append(x)
-        pooled = self.model.avgpool(x).flatten(1)
-        return Stages(maps, self.model.classifier(pooled))
+        return Stages(maps, self.pool(x))
+
+    def last_map(self, x: Tensor) -> Tensor:
+        last: Tensor = self.model.features(x)
+        return last
+
+    def pool(self, last: Tensor) -> Tensor:
+        embedding: Tensor = self.model.classifier(self.model.avgpool(last).flatten(1))
+        return embedding
+
+    def stage_modules(self) -> list[nn.Module]:
+        return [layer for layer in self.model.features if isinstance(layer, nn.ReLU)]
 
 
 class TimmNetwork(Network):
@@ -250,18 +324,29 @@ class TimmNetwork(Network):
                 groups.append(group)
         return groups
 
+    def last_map(self, x: Tensor) -> Tensor:
+        last: Tensor = self.model.forward_features(x)
+        is_map = last.ndim == 4 and last.shape[1] == self.model.num_features
+        return last if is_map else self._head(last)
+
+    def pool(self, last: Tensor) -> Tensor:
+        return self._head(last) if last.ndim == 4 else last
+
+    def stage_modules(self) -> list[nn.Module]:
+        named = getattr(self.model, "feature_info", ())
+        return [self.model.get_submodule(stage["module"]) for stage in named]
+
+    def _head(self, last: Tensor) -> Tensor:
+        embedding: Tensor = self.model.forward_head(last, pre_logits=True)
+        return embedding
+
 
 class TimmStages(TimmNetwork):
     """One that hands out its intermediate maps itself."""
 
     def forward(self, x: Tensor) -> Stages:
         last, maps = self.model.forward_intermediates(x)
-        return Stages(maps, self.model.forward_head(last, pre_logits=True))
-
-    def embed(self, x: Tensor) -> Tensor:
-        last = self.model.forward_features(x)
-        embedding: Tensor = self.model.forward_head(last, pre_logits=True)
-        return embedding
+        return Stages(maps, self._head(last))
 
 
 class HookedTimmStages(TimmNetwork):
@@ -270,16 +355,20 @@ class HookedTimmStages(TimmNetwork):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._maps: dict[int, list[Tensor]] = {}  # by thread: several may predict at once
-        for stage in model.feature_info:
-            model.get_submodule(stage["module"]).register_forward_hook(self._keep)
+        for module in self.stage_modules():
+            module.register_forward_hook(self._keep)
 
     def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         self._maps.setdefault(threading.get_ident(), []).append(output)
 
     def forward(self, x: Tensor) -> Stages:
         last = self.model.forward_features(x)
-        maps = self._maps.pop(threading.get_ident())
-        return Stages(maps, self.model.forward_head(last, pre_logits=True))
+        return Stages(self._maps.pop(threading.get_ident()), self._head(last))
+
+    def last_map(self, x: Tensor) -> Tensor:
+        last = super().last_map(x)
+        del self._maps[threading.get_ident()]
+        return last
 
 
 def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> Network:

@@ -6,13 +6,25 @@ from typing import Any
 from torch import nn
 
 from solodg.algorithms.base import Algorithm
+from solodg.algorithms.coral import CORAL
+from solodg.algorithms.csd import CSD
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.jigen import JiGen
+from solodg.algorithms.mixstyle import MixStyle
+from solodg.algorithms.mldg import MLDG
+from solodg.algorithms.rsc import RSC
 from solodg.algorithms.solo import Solo
 from solodg.algorithms.solo_plus import SoloPlus
 from solodg.algorithms.ttt import TTT
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "erm": ERM,
+    "coral": CORAL,
+    "csd": CSD,
+    "jigen": JiGen,
+    "mixstyle": MixStyle,
+    "mldg": MLDG,
+    "rsc": RSC,
     "solo": Solo,
     "solo_plus": SoloPlus,
     "ttt": TTT,

@@ -35,7 +35,7 @@ def train(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="solo (the single-sample method) or erm.")
+        str, typer.Option(help="Any of solodg.algorithms; solo is the single-sample method.")
     ] = "solo",
     variant: Annotated[
         str | None,

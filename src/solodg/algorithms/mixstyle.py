@@ -1,0 +1,83 @@
+"""MixStyle (Zhou, Yang, Qiao, Xiang, ICLR 2021): images in the mixed styles of two images.
+
+In training, after each of stages 1-3 and with probability 1/2 for a batch, the channel means and
+standard deviations of an image's map become a mix, by a weight of Beta(0.1, 0.1), of its own and
+of those of another image of the batch. Prediction is that of ERM.
+
+Of networks with more stages than four, the first ones count as the stem: stages 1-3 are those at a
+quarter, an eighth and a sixteenth of the resolution of common networks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solodg.algorithms.erm import ERM
+from solodg.errors import UserError
+from solodg.types import Episode
+
+_EPS = 1e-6
+
+
+class MixStyle(ERM):
+    """Cross-entropy on images whose styles were mixed inside the backbone."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        num_classes: int,
+        probability: float = 0.5,
+        concentration: float = 0.1,
+    ) -> None:
+        super().__init__(backbone, num_classes=num_classes)
+        if not 0 <= probability <= 1 or concentration <= 0:
+            raise ValueError("probability must be from 0 to 1, concentration above 0")
+        self.probability, self.concentration = probability, concentration
+        self.mixed_stages = _stages_to_mix(backbone)
+
+    def losses(self, episode: Episode) -> dict[str, Tensor]:
+        # Only here: no hook is left where the model predicts.
+        hooks = [stage.register_forward_hook(self._mix) for stage in self.mixed_stages]
+        try:
+            return super().losses(episode)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _mix(self, _stage: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        if not self.training or torch.rand(()) >= self.probability:
+            return output
+        weight = torch.full((len(output),), self.concentration, device=output.device)
+        share = torch.distributions.Beta(weight, weight).sample().to(output.dtype)
+        return mix_styles(output, share, torch.randperm(len(output), device=output.device))
+
+
+def mix_styles(maps: Tensor, share: Tensor, other: Tensor) -> Tensor:
+    """(B, C, H, W) maps with `share` (B,) of their own style, the rest that of map `other` (B,)."""
+    with torch.no_grad():
+        mean = maps.mean((2, 3), keepdim=True)  # (B, C, 1, 1)
+        # Of all pixels, not of a sample: a map may have one pixel.
+        std = (maps.var((2, 3), correction=0, keepdim=True) + _EPS).sqrt()
+        share = share[:, None, None, None]
+        new_mean = share * mean + (1 - share) * mean[other]
+        new_std = share * std + (1 - share) * std[other]
+    return (maps - mean) / std * new_std + new_mean
+
+
+def _stages_to_mix(backbone: nn.Module) -> list[nn.Module]:
+    """Of the last four stages, all but the last."""
+    stage_modules = getattr(backbone, "stage_modules", None)
+    if stage_modules is None:
+        raise UserError(
+            "mixstyle mixes feature maps, and stored features of a frozen backbone have none. "
+            "Train without --freeze-backbone, e.g. with --train-stages."
+        )
+    stages: list[nn.Module] = stage_modules()[-4:-1]
+    if not stages:
+        raise UserError(
+            "mixstyle mixes feature maps, and the stages of this backbone give none (a transformer "
+            "gives tokens). Try a convolutional one, e.g. --backbone resnet18."
+        )
+    return stages
