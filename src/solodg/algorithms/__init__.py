@@ -6,7 +6,12 @@ from typing import Any
 from torch import nn
 
 from solodg.algorithms.base import Algorithm
+from solodg.algorithms.da_erm import DAERM
+from solodg.algorithms.dson import DSON
+from solodg.algorithms.entropy_regularisation import EntropyRegularisation
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.l2a_ot import L2AOT
+from solodg.algorithms.masf import MASF
 from solodg.algorithms.solo import Solo
 from solodg.algorithms.solo_plus import SoloPlus
 from solodg.algorithms.ttt import TTT
@@ -16,6 +21,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "solo": Solo,
     "solo_plus": SoloPlus,
     "ttt": TTT,
+    "masf": MASF,
+    "entropy_regularisation": EntropyRegularisation,
+    "dson": DSON,
+    "da_erm": DAERM,
+    "l2a_ot": L2AOT,
 }
 
 
