@@ -8,8 +8,13 @@ from torch import nn
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.coral import CORAL
 from solodg.algorithms.csd import CSD
+from solodg.algorithms.da_erm import DAERM
+from solodg.algorithms.dson import DSON
+from solodg.algorithms.entropy_regularisation import EntropyRegularisation
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.jigen import JiGen
+from solodg.algorithms.l2a_ot import L2AOT
+from solodg.algorithms.masf import MASF
 from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.rsc import RSC
@@ -28,6 +33,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "solo": Solo,
     "solo_plus": SoloPlus,
     "ttt": TTT,
+    "masf": MASF,
+    "entropy_regularisation": EntropyRegularisation,
+    "dson": DSON,
+    "da_erm": DAERM,
+    "l2a_ot": L2AOT,
 }
 
 

@@ -89,11 +89,16 @@ class SoloPlus(Solo):
         return Features(observed.embedding * (1 + scale) + shift, observed.style)
 
 
-def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
-    """Cross-entropy of the domain by distances to the domains' mean codes."""
+def domain_centres(code: Tensor, domain: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean code of each domain there is, and which of these is each image's: (B,)."""
     _, number = domain.unique(return_inverse=True)
     members = F.one_hot(number).to(code.dtype)  # (B, domains)
-    centres = members.T @ code / members.sum(0)[:, None]
+    return members.T @ code / members.sum(0)[:, None], number
+
+
+def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
+    """Cross-entropy of the domain by distances to the domains' mean codes."""
+    centres, number = domain_centres(code, domain)
     return F.cross_entropy(-torch.cdist(code, centres).square(), number)
 
 

@@ -1,0 +1,96 @@
+"""Domain generalisation via entropy regularisation (Zhao et al., NeurIPS 2020).
+
+Features on which domains look alike, as a whole and given the class. With z the embedding:
+
+    loss   CE of the class
+           + CE of the domain by a discriminator; its gradient reaches z reversed, by `adversary`
+           + CE of one classifier per domain on its own domain; its gradient does not reach z
+           + CE of these classifiers, frozen, on the other domains, by `across`
+           + CE of a second classifier per domain on its own; its gradient reaches z reversed, by
+             `within`: no domain is to have a class boundary of its own
+
+The three weights are the authors'. They also weigh classes and domains by their inverse counts,
+for which the balanced context of an episode stands here.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from solodg.algorithms.erm import ERM
+from solodg.types import Episode
+
+
+class EntropyRegularisation(ERM):
+    """ERM on features that neither a discriminator nor a domain's own classifier can exploit."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        num_classes: int,
+        num_domains: int,
+        adversary: float = 0.1,
+        across: float = 0.05,
+        within: float = 0.001,
+    ) -> None:
+        super().__init__(backbone, num_classes=num_classes)
+        self.num_domains = num_domains
+        self.adversary, self.across, self.within = adversary, across, within
+        dim = int(backbone.embedding_dim)  # type: ignore[arg-type]
+        self.discriminator = nn.Sequential(
+            nn.Linear(dim, 1024), nn.ReLU(), nn.Linear(1024, num_domains)
+        )
+        # One classifier per domain, side by side in one layer.
+        self.fitted = nn.Linear(dim, num_domains * num_classes)
+        self.rivals = nn.Linear(dim, num_domains * num_classes)
+
+    def losses(self, episode: Episode) -> dict[str, Tensor]:
+        batch = episode.merged
+        z = self.embed(batch.x)
+        class_loss = self.cross_entropy(self.classifier(z), batch.y)
+        terms = {
+            "discriminator": F.cross_entropy(
+                self.discriminator(reverse_gradient(z, self.adversary)), batch.domain
+            ),
+            "fitted": self._own(self.fitted(z.detach()), batch.y, batch.domain),
+            "across": self.across * self._across(z, batch.y, batch.domain),
+            "within": self._own(
+                self.rivals(reverse_gradient(z, self.within)), batch.y, batch.domain
+            ),
+        }
+        loss = class_loss + sum(terms.values())
+        parts = {"class": class_loss} | terms
+        return {"loss": loss} | {name: value.detach() for name, value in parts.items()}
+
+    def _own(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        """Each image by the classifier of its domain."""
+        by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
+        rows = torch.arange(len(y), device=y.device)
+        return self.cross_entropy(by_domain[rows, domain], y)
+
+    def _across(self, z: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        """Each image by the classifiers of all other domains, as they are."""
+        logits = F.linear(z, self.fitted.weight.detach(), self.fitted.bias.detach())
+        by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
+        others = F.one_hot(domain, self.num_domains) == 0  # (B, domains)
+        return self.cross_entropy(by_domain[others], y[:, None].expand_as(others)[others])
+
+
+class _ReverseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.scale * gradients[0], None
+
+
+def reverse_gradient(x: Tensor, scale: float) -> Tensor:
+    """The same values; what comes back is multiplied by -scale."""
+    reversed_: Tensor = _ReverseGradient.apply(x, scale)  # type: ignore[no-untyped-call]
+    return reversed_

@@ -1,0 +1,130 @@
+"""Model-agnostic learning of semantic features (Dou et al., NeurIPS 2019).
+
+One random domain of the episode is meta-test, the others are meta-train:
+
+    theta'      theta - inner_rate * gradient of the meta-train cross-entropy
+    alignment   symmetric KL between meta-train and meta-test of what is predicted for a class, the
+                softmax of the class's mean logits at a temperature, under theta'
+    metric      triplet loss with semi-hard negatives on a small network of the embedding, under
+                theta', over all domains
+    loss        meta-train cross-entropy + alignment + metric_weight * metric
+
+The rates, the margin and the weights are the authors'. Their code drops the second
+derivatives and clips the inner gradient; here theta' is differentiated through, and not clipped.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from solodg.algorithms.erm import ERM
+from solodg.algorithms.other_weights import embed_with
+from solodg.types import Episode
+
+
+class MASF(ERM):
+    """ERM whose gradient step on some domains must align the classes of another."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        num_classes: int,
+        inner_rate: float = 1e-5,
+        temperature: float = 2.0,
+        metric_weight: float = 0.005,
+        margin: float = 10.0,
+    ) -> None:
+        super().__init__(backbone, num_classes=num_classes)
+        self.inner_rate, self.temperature = inner_rate, temperature
+        self.metric_weight, self.margin = metric_weight, margin
+        dim = int(backbone.embedding_dim)  # type: ignore[arg-type]
+        self.metric = nn.Sequential(
+            nn.Linear(dim, 1024), nn.LeakyReLU(), nn.Linear(1024, 256), nn.LeakyReLU()
+        )
+
+    def losses(self, episode: Episode) -> dict[str, Tensor]:
+        batch = episode.merged
+        domains = batch.domain.unique().tolist()
+        tested = domains.pop(int(torch.randint(len(domains), ())))
+        trained = batch.domain != tested
+        with sdpa_kernel(SDPBackend.MATH):  # fast attention has no second derivative
+            class_loss = self.cross_entropy(self(batch.x[trained]), batch.y[trained])
+        z, logits = self._under(self.inner_step(class_loss), batch.x)
+        predicted = {  # for each domain, by class
+            d: class_means(logits[batch.domain == d], batch.y[batch.domain == d], self.num_classes)
+            for d in (tested, *domains)
+        }
+        alignment = torch.stack(
+            [
+                symmetric_kl(*predicted[tested], *predicted[d], temperature=self.temperature)
+                for d in domains
+            ]
+        ).mean()
+        metric = triplet_loss(self.metric(z), batch.y, self.margin)
+        return {
+            "loss": class_loss + alignment + self.metric_weight * metric,
+            "class": class_loss.detach(),
+            "alignment": alignment.detach(),
+            "metric": metric.detach(),
+        }
+
+    def inner_step(self, loss: Tensor) -> dict[str, Tensor]:
+        """The weights of backbone and classifier after one step, by name."""
+        weights = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad and not name.startswith("metric.")
+        }
+        gradients = torch.autograd.grad(
+            loss,
+            list(weights.values()),
+            create_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return {
+            name: weight - self.inner_rate * gradient
+            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+        }
+
+    def _under(self, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedding and logits under other weights."""
+        prefix = "backbone."
+        own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        z = embed_with(self.backbone, own, x)
+        return z, F.linear(z, weights["classifier.weight"], weights["classifier.bias"])
+
+
+def class_means(logits: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Mean logits of each class's images (C, C), and which classes there are (C,)."""
+    members = F.one_hot(y, num_classes).to(logits.dtype)  # (B, C)
+    count = members.sum(0)
+    return members.T @ logits / count.clamp(min=1)[:, None], count > 0
+
+
+def symmetric_kl(
+    logits: Tensor, known: Tensor, others: Tensor, others_known: Tensor, *, temperature: float
+) -> Tensor:
+    """(KL(p, q) + KL(q, p)) / 2 of softened rows, mean over the rows that both sides have."""
+    log_p, log_q = (t.div(temperature).log_softmax(1) for t in (logits, others))
+    rows = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1) / 2
+    shared = known & others_known
+    return (rows * shared).sum() / shared.sum().clamp(min=1)
+
+
+def triplet_loss(code: Tensor, y: Tensor, margin: float) -> Tensor:
+    """Over all pairs of a class: the negative is the nearest one farther than the positive.
+
+    Where no negative is, the farthest one. Distances are squared.
+    """
+    distance = torch.cdist(code, code).square()  # (B, B)
+    same = y[:, None] == y[None]
+    negatives = (~same).sum(1, keepdim=True)
+    ordered = distance.masked_fill(same, torch.inf).sort(1).values
+    place = torch.searchsorted(ordered.detach(), distance.detach(), right=True)
+    negative = ordered.gather(1, place.minimum(negatives - 1).clamp(min=0))
+    pairs = same & ~torch.eye(len(y), dtype=torch.bool, device=y.device) & (negatives > 0)
+    hinge = F.relu(margin + distance - negative)
+    return hinge.where(pairs, 0.0).sum() / pairs.sum().clamp(min=1)
