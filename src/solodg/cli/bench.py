@@ -126,7 +126,7 @@ def _carry_out(
 
 def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.benchmark import RESULTS
-    from solodg.plan_table import Column, column_estimate, plan_table, runs_of
+    from solodg.plan_table import Column, column_estimate, plan_table, records_of, runs_of
     from solodg.plots import plan_figure
     from solodg.results import read_results
     from solodg.storage import write_atomically, write_lines
@@ -138,8 +138,8 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     folder = output / "tables"
     for suffix, text in (("md", grid.markdown()), ("tex", grid.latex()), ("csv", grid.csv())):
         write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
-    own = [record for cell in plan.cells() for record in results.done.get(cell.key, [])]
-    write_lines(folder / f"{plan.name}.jsonl", [record.model_dump() for record in own])
+    own = [record.model_dump() for record in records_of(plan, results)]
+    write_lines(folder / f"{plan.name}.jsonl", own)
     points = []
     for row in plan.rows:
         found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)
