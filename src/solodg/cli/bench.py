@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from solodg.cli.console import err, out
+from solodg.cli.options import Accelerator, CacheDir, DataDir, Download
 from solodg.errors import UserError
 
 SOME_FAILED = 1
@@ -48,18 +49,10 @@ def bench(
     ray_workers: Annotated[
         int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where datasets lie.  [dim]default: $SOLODG_DATA or data[/dim]"),
-    ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="For features of frozen backbones.  [dim]default: ~/.cache/solodg[/dim]"),
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Fetch MNIST, Fashion-MNIST or SVHN if missing.")
-    ] = False,
-    accelerator: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    data_dir: DataDir = None,
+    cache_dir: CacheDir = None,
+    download: Download = False,
+    accelerator: Accelerator = None,
 ) -> None:
     """Carry out a plan: methods x targets x seeds, to records and a table.
 
