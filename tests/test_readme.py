@@ -32,8 +32,9 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with the docs in it, and `solodg` on the path."""
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    """A folder with the docs and plans alone, and `solodg` on the path."""
+    for name in ("docs", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     binaries = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from solodg.plan import read_plan
-from solodg.plan_table import plan_table
+from solodg.plan_table import plan_table, records_of
 from solodg.results import read_results
 from solodg.storage import write_atomically, write_lines
 
@@ -23,7 +23,7 @@ def main() -> None:
     tables = []
     for path in sorted(PLANS.glob("*.yaml")):
         plan = read_plan(path)
-        own = [r for cell in plan.cells() for r in everything.done.get(cell.key, [])]
+        own = records_of(plan, everything)
         if own:
             write_lines(DOCS / "results" / f"{path.stem}.jsonl", [r.model_dump() for r in own])
         results = read_results(DOCS / "results" / f"{path.stem}.jsonl")

@@ -13,6 +13,7 @@ from solodg.backbones import Backbone, ReadyFeatures, build_backbone
 from solodg.checkpoint import ModelInfo
 from solodg.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
+from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import to_unit
@@ -134,6 +135,16 @@ def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) ->
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
     algorithm.label_smoothing = config.label_smoothing or 0.0
     return algorithm
+
+
+def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
+    return EpisodeSampler(
+        source.train,
+        context=config.context_images,
+        queries=config.batch_size,
+        seed=config.seed,
+        classes=source.classes,
+    )
 
 
 def feature_store(

@@ -12,13 +12,14 @@ from solodg.assembly import (
     inputs,
     make_algorithm,
     make_backbone,
+    make_sampler,
     make_schedule,
     open_source,
     single_device,
 )
 from solodg.backbones import Backbone
 from solodg.config import Machine, RunConfig, portable
-from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.episodes import EpisodeLoader
 from solodg.data.pseudo_domains import random_domains
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
@@ -74,14 +75,7 @@ def _measured(config: RunConfig, machine: Machine) -> float:
     backbone = make_backbone(config)
     algorithm = make_algorithm(config, backbone, source).train()
     optimizer = build_optimizer(algorithm, make_schedule(config))
-    sampler = EpisodeSampler(
-        source.train,
-        context=config.context_images,
-        queries=config.batch_size,
-        seed=config.seed,
-        classes=source.classes,
-    )
-    loader = EpisodeLoader(source.train, sampler, workers=machine.workers)
+    loader = EpisodeLoader(source.train, make_sampler(config, source), workers=machine.workers)
     device = single_device(machine.accelerator)
     algorithm.to(device)
     backbone.to(device)

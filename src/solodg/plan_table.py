@@ -149,6 +149,11 @@ def runs_of(plan: Plan, row: str, results: Results) -> list[list[Record]]:
     return [results.done[key] for key in keys if key in results.done]
 
 
+def records_of(plan: Plan, results: Results) -> list[Record]:
+    """All that a plan's finished cells left."""
+    return [record for cell in plan.cells() for record in results.done.get(cell.key, [])]
+
+
 def column_estimate(
     column: Column, runs: Sequence[Sequence[Record]], plan: Plan
 ) -> Estimate | None:
@@ -227,7 +232,7 @@ def _remarks(plan: Plan, results: Results) -> list[str]:
     if done < len(cells):
         remarks.append(f"{done} of {len(cells)} cells done, {failed} failed")
     remarks.append(f"training took {seconds / 60:.1f} minutes in all")
-    records = [r for cell in cells for r in results.done.get(cell.key, [])]
+    records = records_of(plan, results)
     for name in sorted({name for r in records for name in r.data} - {"fingerprint", "images"}):
         found = sorted({str(r.data.get(name)) for r in records})
         if len(found) > 1:

@@ -21,6 +21,7 @@ from solodg.assembly import (
     launch,
     make_algorithm,
     make_backbone,
+    make_sampler,
     make_schedule,
     model_info,
     open_source,
@@ -126,14 +127,7 @@ class _Trainer:
         config = self.config
         self.backbone.load_state_dict(self.start)
         algorithm = make_algorithm(config, self.backbone, source)
-        sampler = EpisodeSampler(
-            source.train,
-            context=config.context_images,
-            queries=config.batch_size,
-            seed=config.seed,
-            classes=source.classes,
-        )
-        return algorithm, sampler
+        return algorithm, make_sampler(config, source)
 
     def train(self, source: SourceData, schedule: Schedule, folder: Path, *, keep: bool) -> None:
         config = self.config

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from solodg.cli.console import err, out
+from solodg.cli.options import Accelerator, CacheDir, DataDir, Download
 from solodg.errors import UserError
 
 SOME_FAILED = 1
@@ -48,18 +49,10 @@ def bench(
     ray_workers: Annotated[
         int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where datasets lie.  [dim]default: $SOLODG_DATA or data[/dim]"),
-    ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="For features of frozen backbones.  [dim]default: ~/.cache/solodg[/dim]"),
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Fetch MNIST, Fashion-MNIST or SVHN if missing.")
-    ] = False,
-    accelerator: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    data_dir: DataDir = None,
+    cache_dir: CacheDir = None,
+    download: Download = False,
+    accelerator: Accelerator = None,
 ) -> None:
     """Carry out a plan: methods x targets x seeds, to records and a table.
 
@@ -126,7 +119,7 @@ def _carry_out(
 
 def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.benchmark import RESULTS
-    from solodg.plan_table import Column, column_estimate, plan_table, runs_of
+    from solodg.plan_table import Column, column_estimate, plan_table, records_of, runs_of
     from solodg.plots import plan_figure
     from solodg.results import read_results
     from solodg.storage import write_atomically, write_lines
@@ -138,8 +131,8 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     folder = output / "tables"
     for suffix, text in (("md", grid.markdown()), ("tex", grid.latex()), ("csv", grid.csv())):
         write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
-    own = [record for cell in plan.cells() for record in results.done.get(cell.key, [])]
-    write_lines(folder / f"{plan.name}.jsonl", [record.model_dump() for record in own])
+    own = [record.model_dump() for record in records_of(plan, results)]
+    write_lines(folder / f"{plan.name}.jsonl", own)
     points = []
     for row in plan.rows:
         found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
+from solodg.cli.options import MovedDataDir
 from solodg.errors import UserError
 
 
@@ -39,9 +40,7 @@ def evaluate(
     images: Annotated[
         int | None, typer.Option(help="Of each target, drawn by the seed.  [dim]default: all[/dim]")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
-    ] = None,
+    data_dir: MovedDataDir = None,
     dataset: Annotated[
         str | None, typer.Option(help="Path of your own images, if it has changed since training.")
     ] = None,

@@ -6,13 +6,12 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
+from solodg.cli.options import MovedDataDir
 
 
 def study(
     run: Annotated[Path, typer.Argument(help="The folder of a run of solo or solo_plus.")],
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
-    ] = None,
+    data_dir: MovedDataDir = None,
     seed: Annotated[int, typer.Option(help="Of the styles drawn at random.")] = 0,
 ) -> None:
     """Is it the single image? Accuracy with each image's own style, and with others'.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from solodg.cli.console import err, out
+from solodg.cli.options import Accelerator, CacheDir, DataDir, Download
 from solodg.errors import UserError
 
 
@@ -140,20 +141,12 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output, if there is one.")
     ] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where datasets lie.  [dim]default: $SOLODG_DATA or data[/dim]"),
-    ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="For features of frozen backbones.  [dim]default: ~/.cache/solodg[/dim]"),
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Fetch MNIST, Fashion-MNIST or SVHN if missing.")
-    ] = False,
+    data_dir: DataDir = None,
+    cache_dir: CacheDir = None,
+    download: Download = False,
     workers: Annotated[int | None, typer.Option(help="Threads that read episodes ahead.")] = None,
     memory_gb: Annotated[float | None, typer.Option(help="For decoded images.")] = None,
-    accelerator: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mps.")] = None,
+    accelerator: Accelerator = None,
     devices: Annotated[str | None, typer.Option(help="How many, or which: 2, 0,1, auto.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,
     strategy: Annotated[str | None, typer.Option(help="auto, ddp, ...")] = None,
