@@ -18,6 +18,7 @@ FLOORS = [
         "seeding",
         "torchvision_guard",
         "gaussian",
+        "image_norm",
         "types",
         "progress",
         "storage",

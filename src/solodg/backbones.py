@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError, unknown
+from solodg.image_norm import normalise_by_image
 from solodg.torchvision_guard import make_torchvision_importable
 from solodg.types import Features
 
@@ -155,11 +156,13 @@ def build_backbone(
     image_size: int = 224,
     pretrained: bool = False,
     weights: str | Path | None = None,
+    image_norm: float | None = None,
 ) -> Backbone:
     """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
 
     `pretrained` fetches the weights published under the name; `weights` reads them from a
-    safetensors file in the model's own naming (a classifier in it is ignored).
+    safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
+    an image's own statistics into every BatchNorm: see `image_norm.py`.
     """
     if name == "small_cnn":
         net: Network = SmallCNN(channels)
@@ -169,6 +172,8 @@ def build_backbone(
         net = _timm_stages(name, channels, image_size, pretrained)
     if weights is not None:
         _load_weights(net, name, Path(weights), channels)
+    if image_norm is not None:
+        normalise_by_image(net, image_norm)
     # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
     config = getattr(getattr(net, "model", None), "default_cfg", {})
     rgb = channels == 3 and name != "small_cnn"

@@ -30,6 +30,7 @@ class ModelInfo(BaseModel):
     arguments: dict[str, Any]  # of the algorithm
     backbone: str
     channels: int
+    image_norm: float | None = None  # see image_norm.py
     image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
     classes: list[str]
     source_domains: list[str]
@@ -87,7 +88,12 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
             "Continue it with the same command and --resume."
         )
-    backbone = build_backbone(info.backbone, channels=info.channels, image_size=info.image_size)
+    backbone = build_backbone(
+        info.backbone,
+        channels=info.channels,
+        image_size=info.image_size,
+        image_norm=info.image_norm,
+    )
     algorithm = build_algorithm(
         info.algorithm,
         backbone,

@@ -44,6 +44,7 @@ class RunConfig(BaseModel):
     freeze_backbone: bool = False
     train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
     freeze_norm: bool | None = None
+    image_norm: float | None = Field(default=None, gt=0)  # source pixels: see image_norm.py
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
 

@@ -18,6 +18,7 @@ from solodg.backbones import Backbone
 from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
 from solodg.data.transforms import to_unit
+from solodg.image_norm import ImageBatchNorm
 from solodg.progress import Progress
 
 _BATCH = 32
@@ -69,9 +70,11 @@ class FeatureStore:
         self.device, self.progress = device, progress
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
-        self.weights = digest(
-            content + f"{name} {backbone.channels} {backbone.image_size}".encode()
-        )
+        kind = f"{name} {backbone.channels} {backbone.image_size}"
+        norms = {m.source_pixels for m in backbone.modules() if isinstance(m, ImageBatchNorm)}
+        if norms:  # not among the weights, yet features depend on it
+            kind += f" image-norm {norms}"
+        self.weights = digest(content + kind.encode())
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """The parts of a dataset with features in place of pixels; domains are stored whole."""

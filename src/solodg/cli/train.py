@@ -79,6 +79,13 @@ def train(
             help="BatchNorm statistics.  [dim]default: frozen when weights are given[/dim]",
         ),
     ] = None,
+    image_norm: Annotated[
+        float | None,
+        typer.Option(
+            help="Mix the image's own statistics into every BatchNorm; the source's count as this "
+            "many pixels, e.g. 1000.",
+        ),
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
     steps: Annotated[
@@ -167,6 +174,7 @@ def train(
             "freeze_backbone": freeze_backbone,
             "train_stages": train_stages,
             "freeze_norm": freeze_norm,
+            "image_norm": image_norm,
             "image_size": image_size,
             "channels": channels,
             "steps": steps,
