@@ -45,9 +45,16 @@ def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunCon
     return source, config
 
 
-def read_source(source: SourceData, config: RunConfig, progress: Progress, say: Say) -> SourceData:
-    """The same with every image readable, or left out."""
-    source = source.mapped(lambda part: readable(part, config, progress, say))
+def read_source(
+    source: SourceData,
+    config: RunConfig,
+    progress: Progress,
+    say: Say,
+    store: FeatureStore | None = None,
+) -> SourceData:
+    """The same with every image readable, or left out; those with stored features are."""
+    if store is None or not store.holds([source.train, source.val, source.test]):
+        source = source.mapped(lambda part: readable(part, config, progress, say))
     source.check()
     return source
 

@@ -17,13 +17,14 @@ from solodg.assembly import (
     feature_store,
     inputs,
     load_dataset,
+    read_source,
     readable,
     single_device,
     with_features,
 )
 from solodg.backbones import Backbone, ReadyFeatures
 from solodg.config import Machine, RunConfig, portable
-from solodg.data import DomainDataset, LabelledImages
+from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.data.domains import TEST, VAL
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
@@ -192,21 +193,26 @@ def _scored_parts(
     """Target domains, then each source domain's test images, or else its validation images."""
 
     def read(part: LabelledImages) -> LabelledImages:
+        if store is not None and store.holds([part]):
+            return part
         return readable(part, config, progress, say)
 
     part = VAL if config.score_on == "validation" else TEST
     targets = [read(images) for images in dataset.targets(config.targets, part).values()]
     if store is not None:
         targets = [store.replace_images([images])[0] for images in targets]
+    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
+    if store is not None or config.skip_bad_images:  # the whole of it, as training had it
+        source = read_source(source, config, progress, say, store)
+    role, own = _held_out(source, config, folder, store, read, say)
     return [("target", images) for images in targets] + [
         (role, own.subset(np.flatnonzero(own.domains == domain)))
-        for role, own in [_held_out(dataset, config, folder, store, read, say)]
         for domain in np.unique(own.domains)
     ]
 
 
 def _held_out(
-    dataset: DomainDataset,
+    source: SourceData,
     config: RunConfig,
     folder: Path,
     store: FeatureStore | None,
@@ -214,9 +220,6 @@ def _held_out(
     say: Say,
 ) -> tuple[str, LabelledImages]:
     """The source images that training did not see: test images, or else validation images."""
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
-    if store is not None or config.skip_bad_images:  # the whole of it, as training had it
-        source = source.mapped(read)
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
         say(
             "The source images are not those of the training: only the target is scored, since "
