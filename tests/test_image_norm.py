@@ -81,7 +81,7 @@ def test_what_is_fixed_stays_fixed() -> None:
 
 
 def test_a_backbone_without_batch_norm_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--image-norm.*resnet18"):
+    with pytest.raises(UserError, match=r"--image-norm 0.*resnet18"):
         build_backbone("convnext_atto", image_size=64, image_norm=100.0)
 
 

@@ -66,6 +66,14 @@ def test_cells_are_rows_times_targets_times_seeds() -> None:
     }
 
 
+def test_a_row_may_have_settings_that_the_sources_of_one_target_chose() -> None:
+    rows = [{"name": "ERM", "run": {"image_norm": 300}, "by_target": {"Sky": {"image_norm": 9}}}]
+    found = {c.config.targets[0]: c.config.image_norm for c in toy_plan(rows=rows).cells()}
+    assert found == {"sky": 9, "moss": 300}
+    with pytest.raises(UserError, match="unknown target of row 'ERM' 'sea'"):
+        toy_plan(rows=[{"name": "ERM", "by_target": {"sea": {}}}]).cells()
+
+
 def test_targets_each_a_set_or_the_datasets_own() -> None:
     assert len(toy_plan(targets="each").target_sets()) == 4
     together = toy_plan(dataset="rotated-mnist", targets=[[0, 15]])

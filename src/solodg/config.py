@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
     freeze_backbone: bool = False
     train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
     freeze_norm: bool | None = None
-    image_norm: float | None = Field(default=None, gt=0)  # source pixels: see image_norm.py
+    image_norm: float | None = Field(default=None, ge=0)  # source pixels, 0: off; image_norm.py
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
 
@@ -118,6 +118,7 @@ def resolve(config: RunConfig) -> RunConfig:
     values = {
         "arguments": arguments,
         "steps": steps,
+        "image_norm": _image_norm(config),
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
         "freeze_norm": config.starts_from_weights
@@ -179,6 +180,13 @@ def portable(config: RunConfig) -> dict[str, Any]:
 def _channels(config: RunConfig, spec: DatasetSpec) -> int:
     """Published weights are for three channels; otherwise what the images have."""
     return 3 if config.starts_from_weights else spec.channels
+
+
+def _image_norm(config: RunConfig) -> float | None:
+    """As the algorithm wants it on weights that saw other images; 0 says no."""
+    if config.image_norm is None and config.starts_from_weights:
+        return ALGORITHMS[config.algorithm].image_norm
+    return config.image_norm or None
 
 
 def _learning_rate(config: RunConfig) -> float:

@@ -76,8 +76,8 @@ def normalise_by_image(net: nn.Module, source_pixels: float) -> None:
     found = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     if not found:
         raise UserError(
-            "--image-norm works on BatchNorm, and this backbone has none. Try one that has, e.g. "
-            "resnet18, or leave the option out."
+            "image norm works on BatchNorm, and this backbone has none (other norms are the "
+            "image's own already). Turn it off with --image-norm 0, or take e.g. resnet18."
         )
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")

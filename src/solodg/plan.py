@@ -25,6 +25,7 @@ class Row(BaseModel):
 
     name: str
     run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
+    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)  # as its sources chose
     adapter: str = "none"
     stream: Stream = Field(default_factory=Stream)  # how test images come to the adapter
     paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
@@ -92,19 +93,29 @@ class Plan(BaseModel):
         ]
 
     def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+        own = row.run | self._chosen_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
-            if name in self.run or name in row.run:
+            if name in self.run or name in own:
                 raise UserError(
                     f"row {row.name!r}: {name} is not a setting of a run here. dataset, targets "
                     "and seeds belong to the plan; cells run on one device each (--on ray: many)."
                 )
-        values = self.run | row.run | {"dataset": self.dataset, "targets": targets, "seed": seed}
-        arguments = (self.run.get("arguments") or {}) | (row.run.get("arguments") or {})
+        values = self.run | own | {"dataset": self.dataset, "targets": targets, "seed": seed}
+        arguments = (self.run.get("arguments") or {}) | (own.get("arguments") or {})
         try:
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
             raise _misfit(f"row {row.name!r}", error) from error
         return Cell(row.name, row.adapter, resolve(config), row.stream)
+
+    def _chosen_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
+        """The row's settings for these targets alone, where its plan tells them apart."""
+        chosen = {fold(name): values for name, values in row.by_target.items()}
+        known = [fold(name) for names in self.target_sets() for name in names]
+        for name in chosen:
+            if name not in known:
+                raise unknown(f"target of row {row.name!r}", name, known)
+        return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
 
 
 @dataclass(frozen=True)

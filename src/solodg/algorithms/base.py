@@ -21,6 +21,7 @@ class Algorithm(nn.Module):
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
     target_images: ClassVar[int] = 0  # unlabelled images of a test domain that it must see first
+    image_norm: ClassVar[float | None] = None  # for a pretrained backbone: see image_norm.py
     label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 
     def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:

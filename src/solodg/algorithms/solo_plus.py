@@ -11,6 +11,8 @@ there, which fails on an unseen domain (docs/recipe.md). What differs from `solo
     swap     in training an image is classified with the code of another image of its domain; at
              test with its own
     FiLM     the code also scales and shifts the embedding, starting at the identity
+    norm     a pretrained backbone's BatchNorm takes a share of the image's own statistics
+             (image_norm.py): on photographs and drawings this is what the single image gives most
 
 All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`.
 """
@@ -28,6 +30,7 @@ from solodg.types import Batch, Features
 class SoloPlus(Solo):
     """`solo` on a style code of few dimensions; arguments besides are those of `solo`."""
 
+    image_norm: ClassVar[float | None] = 300.0
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         "no-swap": {"swap": False},

@@ -83,7 +83,7 @@ def train(
         float | None,
         typer.Option(
             help="Mix the image's own statistics into every BatchNorm; the source's count as this "
-            "many pixels, e.g. 1000.",
+            "many pixels, e.g. 300; 0: do not.  [dim]default: as the algorithm wants it[/dim]",
         ),
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
