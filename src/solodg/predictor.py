@@ -70,22 +70,24 @@ class Predictor:
                 "only solo writes one for each."
             )
         with torch.inference_mode():
-            mean: NDArray[np.float32] = write(self._inputs([image])).mean[0].numpy()
+            mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()
         return mean
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
         for start in range(0, len(images), _BATCH):
             with torch.inference_mode():
-                inputs = self._inputs(images[start : start + _BATCH])
+                inputs = self.inputs(images[start : start + _BATCH])
                 rows = self.algorithm.probabilities(inputs).double().numpy()
             results += [self._prediction(row) for row in rows]
         return results
 
-    def _inputs(self, images: Sequence[ImageLike]) -> Tensor:
-        return to_unit(torch.stack([self._pixels(image) for image in images]))
+    def inputs(self, images: Sequence[ImageLike]) -> Tensor:
+        """As the algorithm takes them."""
+        return to_unit(torch.stack([self.pixels(image) for image in images]))
 
-    def _pixels(self, image: ImageLike) -> Tensor:
+    def pixels(self, image: ImageLike) -> Tensor:
+        """As the model sees it: (channels, size, size), 8-bit."""
         if isinstance(image, Tensor | np.ndarray):
             image = _as_pil(image)
         return decode(image, channels=self.info.channels, size=self.info.image_size)

@@ -1,0 +1,96 @@
+"""Names beside points, none over another: a name that finds no free place is left out."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
+
+_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
+_DISTANCES = (6.0, 11.0, 17.0, 25.0)  # points from the marker
+
+
+class Name(NamedTuple):
+    text: str
+    x: float
+    y: float
+    colour: str
+    weight: str = "normal"
+
+
+def place_names(
+    axis: Any, names: Sequence[Name], markers: NDArray[np.float64], *, size: float = 7.5
+) -> list[Any]:
+    """Write `names`, the important first, clear of each other and, where it can be, of `markers`.
+
+    The limits of the axis must be final.
+    """
+    figure = axis.figure
+    renderer = figure.canvas.get_renderer()
+    frame = axis.get_window_extent(renderer)
+    points = axis.transData.transform(markers) if len(markers) else np.empty((0, 2))
+    unit = figure.dpi / 72
+    taken: list[Box] = []
+    written = []
+    for name in names:
+        text = axis.text(0, 0, name.text, color=name.colour, fontsize=size, weight=name.weight,
+                         transform=None, ha="left", va="bottom")  # fmt: skip
+        extent = text.get_window_extent(renderer)
+        centre = axis.transData.transform((name.x, name.y))
+        box = _free_place(centre, extent.width, extent.height, unit, frame, taken, points)
+        if box is None:
+            text.remove()
+            continue
+        taken.append(box)
+        position = axis.transData.inverted().transform(box[:2])
+        text.set_transform(axis.transData)
+        text.set_position(position)
+        written.append(text)
+    return written
+
+
+def _free_place(
+    centre: NDArray[np.float64],
+    width: float,
+    height: float,
+    unit: float,
+    frame: Any,
+    taken: list[Box],
+    points: NDArray[np.float64],
+) -> Box | None:
+    """The first place that covers no marker, or else the one that covers fewest."""
+    best, fewest = None, len(points) + 1
+    for distance in _DISTANCES:
+        for right, up in _DIRECTIONS:
+            x = centre[0] + right * distance * unit - width * (1 - right) / 2
+            y = centre[1] + up * distance * unit - height * (1 - up) / 2
+            box = (x, y, x + width, y + height)
+            if not _inside(box, frame) or any(_overlap(box, other) for other in taken):
+                continue
+            covered = int(_covered(box, points).sum())
+            if covered < fewest:
+                best, fewest = box, covered
+            if fewest == 0:
+                return best
+    return best
+
+
+def _inside(box: Box, frame: Any) -> bool:
+    return bool(
+        box[0] >= frame.x0 and box[1] >= frame.y0 and box[2] <= frame.x1 and box[3] <= frame.y1
+    )
+
+
+def _overlap(a: Box, b: Box, gap: float = 1.0) -> bool:
+    return a[0] < b[2] + gap and b[0] < a[2] + gap and a[1] < b[3] + gap and b[1] < a[3] + gap
+
+
+def _covered(box: Box, points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    gap = 3.0
+    x, y = points[:, 0], points[:, 1]
+    covered: NDArray[np.bool_] = (
+        (x > box[0] - gap) & (x < box[2] + gap) & (y > box[1] - gap) & (y < box[3] + gap)
+    )
+    return covered
