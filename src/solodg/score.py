@@ -84,7 +84,7 @@ def evaluate_run(
             domain=part.domain_names[int(part.domains[0])],
             role=role,
             seed=config.seed,
-            protocol=_protocol(data, config),
+            protocol=protocol(data, config),
             metrics=metrics(result),
             config=portable(config),
             versions=read_json(folder / VERSIONS),
@@ -123,7 +123,7 @@ def _plainly(
     """In order and in large batches: predictions do not depend on either."""
     scored = []
     for role, part in parts:
-        _show_target(model.algorithm, part, device)
+        show_target(model.algorithm, part, device)
         started = time.perf_counter()
         name = part.domain_names[int(part.domains[0])]
         with progress.bar(f"Scoring {name}", len(part)) as advance:
@@ -134,7 +134,7 @@ def _plainly(
     return scored
 
 
-def _show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
+def show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
     """A few unlabelled images of the domain, to a method that says it needs them, no other."""
     if not algorithm.target_images:
         return
@@ -172,7 +172,7 @@ def _training_time(folder: Path) -> dict[str, float]:
     return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
 
 
-def _protocol(dataset: DomainDataset, config: RunConfig) -> str:
+def protocol(dataset: DomainDataset, config: RunConfig) -> str:
     """How the data was divided: the dataset's own way, or a seeded one with its share."""
     if config.score_on:
         return f"{dataset.protocol}, targets scored on {config.score_on} images"

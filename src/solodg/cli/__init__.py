@@ -13,6 +13,7 @@ from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
 from solodg.cli.explain import explain
 from solodg.cli.predict import predict
+from solodg.cli.report import report
 from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
@@ -32,6 +33,7 @@ app.command(
 app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
 app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
+app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
