@@ -18,26 +18,32 @@ from solodg.themed import BLUE, GREY, INK, ORANGE, new_figure, plain_axis
 ALL_NAMED = 10  # up to so many classes, all are named; of more, the important ones
 FEW = 7
 _DOTS = 400
+_SIZE = (12.3, 5.5)  # inches
 ONE_CLASSIFIER = "one classifier for all images: nothing moves, before is after"
 
 
 def explain_figure(e: Explanation, name: str = "") -> Figure:
     """All of it: the image, the plane, probabilities, movements, the nearest source images."""
-    figure = new_figure(12.4, 6.6)
-    grid = figure.add_gridspec(2, 4, width_ratios=(2.1, 4.4, 2.7, 1.3), height_ratios=(4.4, 1.15),
-                               left=0.02, right=0.985, top=0.87, bottom=0.075, wspace=0.14,
-                               hspace=0.36)  # fmt: skip
+    figure = new_figure(*_SIZE)
     figure.text(0.02, 0.975, headline(e), color=INK, fontsize=12, weight="bold", va="top")
-    figure.text(0.02, 0.93, subline(e), color=INK, fontsize=9.5, va="top")
-    _draw_image(figure.add_subplot(grid[0, 0]), e, name)
-    draw_plane(figure.add_subplot(grid[0, 1]), e)
+    figure.text(0.02, 0.925, subline(e), color=INK, fontsize=9.5, va="top")
+    _draw_image(_add(figure, 0.25, 2.3, 2.4, 2.4), e, name)
+    _draw_nearest(figure, e)
+    draw_plane(_add(figure, 3.0, 0.72, 4.6, 3.8), e)
     rows = shown_classes(e)
-    bars = figure.add_subplot(grid[0, 2])
+    bars = _add(figure, 9.1, 0.72, 1.9 if e.moved is not None else 2.9, 3.8)
     draw_probabilities(bars, e, rows)
     if e.moved is not None:
-        draw_moves(figure.add_subplot(grid[0, 3], sharey=bars), e, rows)
-    _draw_nearest(figure, grid[1, :], e)
+        draw_moves(_add(figure, 11.2, 0.72, 0.9, 3.8, sharey=bars), e, rows)
     return figure
+
+
+def _add(
+    figure: Figure, left: float, bottom: float, width: float, height: float, **more: Any
+) -> Any:
+    """Axes by inches."""
+    box = (left / _SIZE[0], bottom / _SIZE[1], width / _SIZE[0], height / _SIZE[1])
+    return figure.add_axes(box, **more)
 
 
 def plane_figure(e: Explanation) -> Figure:
@@ -104,7 +110,8 @@ def draw_plane(axis: Any, e: Explanation) -> None:
     for label, rows in shown.items():
         _draw_prototypes(axis, rows, strong, label)
     if len(shown) == 2:
-        _draw_ways(axis, *shown.values(), strong)
+        before, after = shown.values()
+        _draw_ways(axis, before, after, strong)
     axis.scatter(*here, s=150, marker="*", color=INK, zorder=5, label="this image")
     _set_limits(axis, dots, np.concatenate(layers))
     plain_axis(axis)
@@ -169,15 +176,15 @@ def _names(
     here: NDArray[np.float64],
     strong: list[int],
 ) -> list[Name]:
-    names = [Name("this image", *here, INK, "bold")]
+    names = [Name("this image", here, INK, "bold", 9.0)]
     last = list(shown.values())[-1:]
     best = e.after.best
     for rows in last:
         names += [
-            Name(_short(e.classes[i]), *rows[i], ORANGE, "bold" if i == best else "normal")
+            Name(_short(e.classes[i]), rows[i], ORANGE, "bold" if i == best else "normal")
             for i in strong
         ]
-    return names + [Name(_short(e.classes[i]), *centres[i], GREY) for i in strong]
+    return names + [Name(_short(e.classes[i]), centres[i], GREY) for i in strong]
 
 
 def draw_probabilities(axis: Any, e: Explanation, rows: list[int]) -> None:
@@ -232,17 +239,17 @@ def _draw_image(axis: Any, e: Explanation, name: str) -> None:
         axis.set_title(_short(name, 26), fontsize=9, color=INK)
 
 
-def _draw_nearest(figure: Figure, place: Any, e: Explanation) -> None:
-    grid = place.subgridspec(1, len(e.nearest) + 1, wspace=0.05)
-    title = figure.add_subplot(grid[0, 0])
-    title.set_axis_off()
-    title.text(0, 0.5, "nearest source\ntraining images\nby embedding", fontsize=9, color=INK,
-               va="center")  # fmt: skip
+def _draw_nearest(figure: Figure, e: Explanation) -> None:
+    """Three a row, below the image."""
+    figure.text(0.25 / _SIZE[0], 2.2 / _SIZE[1], "nearest source training images", fontsize=8.5,
+                color=INK, va="top")  # fmt: skip
     for number, neighbour in enumerate(e.nearest):
-        axis = figure.add_subplot(grid[0, number + 1])
+        row, column = divmod(number, 3)
+        axis = _add(figure, 0.34 + 0.83 * column, 1.38 - 0.98 * row, 0.62, 0.62)
         _show(axis, e.plane.thumbnails[neighbour.index])
-        axis.set_title(f"{_short(neighbour.label)}, {_short(neighbour.domain)}", fontsize=8,
-                       color=INK, pad=3)  # fmt: skip
+        caption = f"{_short(neighbour.label, 12)}\n{_short(neighbour.domain, 12)}"
+        axis.text(0.5, -0.04, caption, transform=axis.transAxes, ha="center", va="top",
+                  fontsize=6.5, color=INK, linespacing=1.1)  # fmt: skip
 
 
 def _show(axis: Any, pixels: NDArray[np.uint8]) -> None:

@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
 
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
-_DISTANCES = (6.0, 11.0, 17.0, 25.0)  # points from the marker
+_DISTANCES = (0.0, 5.0, 11.0, 19.0)  # points beyond the nearest place
+_FAR = 11.0  # from here on a line leads to the name
 
 
 class Name(NamedTuple):
     text: str
-    x: float
-    y: float
+    point: NDArray[np.float64]  # (2,) of its marker
     colour: str
     weight: str = "normal"
+    gap: float = 6.0  # points between the middle of the marker and the name
 
 
 def place_names(
@@ -38,34 +39,38 @@ def place_names(
         text = axis.text(0, 0, name.text, color=name.colour, fontsize=size, weight=name.weight,
                          transform=None, ha="left", va="bottom")  # fmt: skip
         extent = text.get_window_extent(renderer)
-        centre = axis.transData.transform((name.x, name.y))
-        box = _free_place(centre, extent.width, extent.height, unit, frame, taken, points)
+        centre = axis.transData.transform(name.point)
+        box = _free_place(
+            centre, (extent.width, extent.height), name.gap, unit, frame, taken, points
+        )
         if box is None:
             text.remove()
             continue
         taken.append(box)
-        position = axis.transData.inverted().transform(box[:2])
         text.set_transform(axis.transData)
-        text.set_position(position)
+        text.set_position(axis.transData.inverted().transform(box[:2]))
+        _lead(axis, centre, box, (name.gap + _FAR) * unit, name.colour)
         written.append(text)
     return written
 
 
 def _free_place(
     centre: NDArray[np.float64],
-    width: float,
-    height: float,
+    size: tuple[float, float],
+    gap: float,
     unit: float,
     frame: Any,
     taken: list[Box],
     points: NDArray[np.float64],
 ) -> Box | None:
     """The first place that covers no marker, or else the one that covers fewest."""
+    width, height = size
     best, fewest = None, len(points) + 1
     for distance in _DISTANCES:
         for right, up in _DIRECTIONS:
-            x = centre[0] + right * distance * unit - width * (1 - right) / 2
-            y = centre[1] + up * distance * unit - height * (1 - up) / 2
+            away = (gap + distance) * unit
+            x = centre[0] + right * away - width * (1 - right) / 2
+            y = centre[1] + up * away - height * (1 - up) / 2
             box = (x, y, x + width, y + height)
             if not _inside(box, frame) or any(_overlap(box, other) for other in taken):
                 continue
@@ -75,6 +80,15 @@ def _free_place(
             if fewest == 0:
                 return best
     return best
+
+
+def _lead(axis: Any, centre: NDArray[np.float64], box: Box, far: float, colour: str) -> None:
+    """A thin line to a name that had to go far from its marker."""
+    near = np.clip(centre, box[:2], box[2:])
+    if np.abs(near - centre).max() < far - 0.5:
+        return
+    ends = axis.transData.inverted().transform(np.stack([centre, near]))
+    axis.plot(*ends.T, color=colour, lw=0.5, alpha=0.7, zorder=1)
 
 
 def _inside(box: Box, frame: Any) -> bool:

@@ -3,9 +3,9 @@
 It is fitted once for a run, on a bounded number of source training images, never on a target
 image, and kept in the run's folder: pictures of different images compare.
 
-Its axes are the directions in which the class centres of the sources differ most. Classifiers are
-drawn in it without what all classes share, since that changes no probability, and by one common
-factor that gives them the size of the centres.
+Its axes are the directions in which pairs of class centres of the sources differ most. Classifiers
+are drawn in it without what all classes share, since that changes no probability, and by one
+common factor that gives them the size of the centres.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import pairwise_distances
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -68,7 +69,8 @@ class Plane:
 
 def apart(rows: Floats) -> Floats:
     """What tells classes from each other: adding one vector to all changes no probability."""
-    return rows - rows.mean(0)
+    result: Floats = rows - rows.mean(0)
+    return result
 
 
 def kept_plane(
@@ -125,13 +127,20 @@ def fit_plane(algorithm: Algorithm, images: LabelledImages, progress: Progress) 
 
 
 def principal_axes(centres: Floats, images: Floats) -> Floats:
-    """The two directions, (2, D), in which centred centres vary most.
+    """The two directions, (2, D), in which pairs of centres differ most.
 
-    Where they vary in one direction only, as those of two classes do, the images give the second.
+    A pair's squared difference counts over its distance squared, so that all pairs weigh the same
+    and one class far from all others does not push these into a corner. Where centres differ in one
+    direction only, as those of two classes do, the images give the second.
     """
-    _, lengths, rows = np.linalg.svd(centres, full_matrices=False)
+    squares = np.square(pairwise_distances(centres))
+    weights = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 1e-12)
+    laplacian = np.diag(weights.sum(1)) - weights  # sum over pairs w |x_i - x_j|^2 = x' L x
+    values, vectors = np.linalg.eigh(laplacian)
+    rows = np.sqrt(values.clip(0))[:, None] * vectors.T @ centres
+    _, lengths, directions = np.linalg.svd(rows, full_matrices=False)
     count = min(2, int((lengths > 1e-6 * max(lengths[0], 1e-12)).sum()))
-    axes = rows[:count]
+    axes = directions[:count]
     if count < 2:
         rest = images - images @ axes.T @ axes
         axes = np.concatenate([axes, np.linalg.svd(rest, full_matrices=False)[2]])[:2]
@@ -187,10 +196,9 @@ def _write(path: Path, plane: Plane, weights: str) -> None:
 
 
 def _read(tensors: dict[str, Tensor], header: dict[str, Any]) -> Plane:
-    names = ("origin", "axes", "centres", "embeddings")
-    return Plane(
-        **{name: tensors[name].double().numpy() for name in names},
-        **{name: tensors[name].numpy() for name in ("labels", "domains", "thumbnails")},
-        **{name: header[name] for name in ("factor", "shown_centres", "shown_images")},
-        domain_names=tuple(header["domain_names"]),
-    )
+    values: dict[str, Any] = {
+        name: tensors[name].double().numpy() for name in ("origin", "axes", "centres", "embeddings")
+    }
+    values |= {name: tensors[name].numpy() for name in ("labels", "domains", "thumbnails")}
+    values |= {name: header[name] for name in ("factor", "shown_centres", "shown_images")}
+    return Plane(**values, domain_names=tuple(header["domain_names"]))

@@ -60,7 +60,7 @@ def write_report(
     chosen = {
         (t.domain, kind): pick(t)[:count] for t in targets for kind, pick in GALLERIES.items()
     }
-    galleries = {}
+    galleries: dict[str, list[Gallery]] = {}
     with progress.bar("Drawing", sum(len(indices) for indices in chosen.values())) as advance:
         for part in targets:
             galleries[part.domain] = []

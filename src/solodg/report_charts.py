@@ -71,13 +71,14 @@ def confusion(part: JudgedPart, classes: Sequence[str]) -> Figure:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     few = len(classes) <= NAMED
     figure = new_figure(4.6, 4.6)
-    axis = figure.add_axes((0.24, 0.22, 0.74, 0.74) if few else (0.1, 0.09, 0.88, 0.88))
+    short = [c if len(c) < 13 else c[:11] + "…" for c in classes]
+    margin = 0.1 + 0.013 * max(len(c) for c in short) if few else 0.1  # room for names
+    axis = figure.add_axes((margin, margin, 0.98 - margin, 0.98 - margin))
     # From nothing to blue, so that it stands on any page.
     ramp = LinearSegmentedColormap.from_list("ramp", [(0, 0.447, 0.698, 0), (0, 0.447, 0.698, 1)])
     axis.imshow(shares, cmap=ramp, vmin=0, vmax=1)
     plain_axis(axis)
     size = 8 if len(classes) <= WRITTEN else 6
-    short = [c if len(c) < 13 else c[:11] + "…" for c in classes]
     ticks = range(len(classes)) if few else []
     axis.set_xticks(ticks, short if few else [], rotation=90, fontsize=size)
     axis.set_yticks(ticks, short if few else [], fontsize=size)
@@ -86,7 +87,7 @@ def confusion(part: JudgedPart, classes: Sequence[str]) -> Figure:
         for (row, column), share in np.ndenumerate(shares):
             if share >= 0.005:
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
-                          color="white" if share > 0.6 else INK)  # fmt: skip
+                          color="white" if share > 0.85 else INK)  # fmt: skip
     return figure
 
 

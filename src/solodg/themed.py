@@ -15,7 +15,10 @@ INK = "#010203"  # text and lines: takes the colour of the page's text
 GREY = "#7c7c7c"  # is read on white and on black
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
 _DARK = {BLUE: COLOURS[5], ORANGE: COLOURS[4]}  # of the same palette, brighter
-_SVG = {"svg.fonttype": "none", "svg.hashsalt": "solodg"}  # small, and the same every time
+_SVG: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "solodg",
+}  # small, and the same every time
 _STYLE = """<style>
 svg{{color:#1b1d21;{light}}}
 @media (prefers-color-scheme:dark){{svg{{color:#e7e9ec;{dark}}}}}

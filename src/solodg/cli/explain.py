@@ -43,7 +43,8 @@ def explain(
         run, predictor, moved_machine(run, data_dir), dataset=dataset, progress=BarProgress(err)
     )
     folder = output or run / "explain"
-    failed, used = [], set()
+    failed: list[UserError] = []
+    used: set[str] = set()
     for path in paths:
         try:
             found = explain_image(predictor, plane, path)
