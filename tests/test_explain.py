@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
+from figure_text import disorder, texts
 from solodg.assembly import open_source
 from solodg.config import Machine, RunConfig
 from solodg.errors import UserError
@@ -225,48 +225,12 @@ def made(classes: int, *, adapts: bool = True, name: str = "class") -> Explanati
                        judged(0) if adapts else None, judged(0.2), near, truth=1)  # fmt: skip
 
 
-def texts(figure: Figure) -> list[str]:
-    return [text.get_text() for text in visible(figure)]
-
-
-def visible(figure: Figure) -> list:
-    from matplotlib.text import Text
-
-    figure.canvas.draw()
-    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()
-            and not _hidden_tick(t)]  # fmt: skip
-
-
-def _hidden_tick(text) -> bool:
-    """Tick labels of axes that show none (shared, or switched off)."""
-    axes = text.axes
-    if axes is None:
-        return False
-    ticks = [*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks()]
-    own = {id(label): tick for tick in ticks for label in (tick.label1, tick.label2)}
-    tick = own.get(id(text))
-    if not axes.axison:
-        return tick is not None
-    return tick is not None and not (text.get_visible() and tick.get_visible())
-
-
 @pytest.mark.parametrize("adapts", [True, False])
 @pytest.mark.parametrize("classes", [5, 7, 10, 65])
 def test_no_text_lies_over_another_or_outside(classes: int, adapts: bool) -> None:
     found = made(classes, adapts=adapts)
     for draw in (explain_figure, plane_figure, probabilities_figure):
-        figure = draw(found)
-        width, height = figure.canvas.get_width_height()
-        boxes = [(t.get_text(), t.get_window_extent()) for t in visible(figure)]
-        assert len(boxes) > 5
-        for name, box in boxes:
-            assert box.x0 >= -1, (draw.__name__, name)
-            assert box.y0 >= -1, (draw.__name__, name)
-            assert box.x1 <= width + 1, (draw.__name__, name)
-            assert box.y1 <= height + 1, (draw.__name__, name)
-        for (name, a), (other, b) in itertools.combinations(boxes, 2):
-            apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-            assert apart, (draw.__name__, name, other)
+        assert disorder(draw(found)) == []
 
 
 def test_pictures_are_what_their_names_say() -> None:

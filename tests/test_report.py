@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from browser import CHROMIUM, DRIVER, MISSING, browser
+from figure_text import disorder
 from solodg.assembly import load_dataset
 from solodg.config import Machine, RunConfig
 from solodg.data import LabelledImages
@@ -16,9 +17,16 @@ from solodg.judged import JudgedPart, helped, hurt, judge_run, mistaken, uncerta
 from solodg.predictor import Predictor
 from solodg.progress import NoProgress
 from solodg.report import PER_GALLERY, write_report
+from solodg.report_charts import (
+    accuracy_over_uncertainty,
+    confusion,
+    reliability,
+    training_curves,
+)
 from solodg.run import train_run
 from solodg.runfolder import read_config, read_machine
 from solodg.score import evaluate_run
+from solodg.storage import read_lines
 
 in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
@@ -135,7 +143,8 @@ def _most(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def test_the_table_says_what_evaluate_says(run: Path, page: Path, chromium) -> None:
     chromium.open(page)
     rows = chromium.run("""
-        return [...document.querySelector('table').rows].map(r => [...r.cells].map(c => c.innerText))
+        const rows = [...document.querySelector('table').rows];
+        return rows.map(r => [...r.cells].map(c => c.innerText))
     """)
     accuracy = rows[0].index("accuracy, %")
     by_domain = {row[0]: row[accuracy] for row in rows[1:] if row[0] != "mean"}
@@ -178,6 +187,35 @@ def test_galleries_by_hand() -> None:
     assert uncertain(part).tolist() == [0, 3, 2, 1]
     alone = JudgedPart("target", "d", pixels, None, after)
     assert helped(alone).tolist() == hurt(alone).tolist() == []
+
+
+@pytest.mark.parametrize("classes", [2, 7, 10, 24, 65])
+def test_charts_can_be_read_with_any_number_of_classes(classes: int) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(classes, size=500)
+    pixels = LabelledImages(ImageArray(torch.zeros(500, 1)), labels, labels * 0, ("d",))
+    after = generator.dirichlet(np.full(classes, 0.2), size=500)
+    part = JudgedPart("target", "d", pixels, None, after)
+    names = [f"a_rather_long_name_{i}" for i in range(classes)]
+    groups = {"unseen domains": (after, labels), "seen domains, new images": (after, labels),
+              "unseen, before adaptation": (after, labels)}  # fmt: skip
+    assert disorder(confusion(part, names)) == []
+    assert disorder(reliability(groups)) == []
+    spread = {name: (*pair, part.uncertainty) for name, pair in groups.items()}
+    assert disorder(accuracy_over_uncertainty(spread)) == []
+
+
+def test_curves_come_from_the_metrics_of_training(run: Path) -> None:
+    lines = read_lines(run / "metrics.jsonl")
+    charts = training_curves(lines, 15)
+    assert len(charts) == 3
+    for figure in charts.values():
+        assert disorder(figure) == []
+    drawn = charts["Accuracy on source validation images"].axes[0].lines[0]
+    scored = [line for line in lines if "val_accuracy" in line]
+    assert drawn.get_xdata().tolist() == [line["step"] for line in scored]
+    assert drawn.get_ydata() == pytest.approx([100 * line["val_accuracy"] for line in scored])
+    assert training_curves([], None) == {}
 
 
 @in_browser

@@ -58,13 +58,14 @@ def probabilities_figure(e: Explanation) -> Figure:
     rows = shown_classes(e)
     height = 1.15 + 0.3 * (len(rows) + (len(rows) < len(e.classes)))
     figure = new_figure(4.6, height)
-    left, bottom, top = 0.26, 0.62 / height, 1 - 0.42 / height
-    width = 0.44 if e.moved is not None else 0.7
+    longest = max(len(label) for label in _labels(e, rows))
+    left, bottom, top = (0.16 + 0.068 * longest) / 4.6, 0.62 / height, 1 - 0.42 / height
+    width = 0.97 - left if e.moved is None else 0.6 * (0.97 - left)
     bars = figure.add_axes((left, bottom, width, top - bottom))
     draw_probabilities(bars, e, rows)
     if e.moved is not None:
-        moves = figure.add_axes((left + width + 0.05, bottom, 0.22, top - bottom), sharey=bars)
-        draw_moves(moves, e, rows)
+        place = (left + width + 0.05, bottom, 0.92 - left - width, top - bottom)
+        draw_moves(figure.add_axes(place, sharey=bars), e, rows)
     return figure
 
 
@@ -206,8 +207,7 @@ def draw_probabilities(axis: Any, e: Explanation, rows: list[int]) -> None:
         if others:
             axis.barh(len(rows) + (y[0]), max(0.0, 1 - values.sum()), 0.86 * height,
                       edgecolor=colour, lw=1, facecolor="none" if hollow else colour)  # fmt: skip
-    labels = [_short(e.classes[i]) + (" (true)" if i == e.truth else "") for i in rows]
-    labels += [f"{others} others"] if others else []
+    labels = _labels(e, rows)
     axis.set_yticks(range(len(labels)), labels)
     axis.set(xlim=(0, 1.0), ylim=(len(labels) - 0.4, -0.6), xticks=[0, 0.5, 1])
     sampled = len(e.after.samples) > 1
@@ -218,6 +218,12 @@ def draw_probabilities(axis: Any, e: Explanation, rows: list[int]) -> None:
     if e.before is not None:
         axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=2, frameon=False,
                     fontsize=8, labelcolor=INK, handlelength=1.2, columnspacing=1.0)  # fmt: skip
+
+
+def _labels(e: Explanation, rows: list[int]) -> list[str]:
+    labels = [_short(e.classes[i]) + (" (true)" if i == e.truth else "") for i in rows]
+    others = len(e.classes) - len(rows)
+    return labels + ([f"{others} others"] if others else [])
 
 
 def draw_moves(axis: Any, e: Explanation, rows: list[int]) -> None:

@@ -151,7 +151,8 @@ def principal_axes(centres: Floats, images: Floats) -> Floats:
 
 
 def _share(rows: Floats, axes: Floats) -> float:
-    return float(np.square(rows @ axes.T).sum() / max(np.square(rows).sum(), 1e-12))
+    share = np.square(rows @ axes.T).sum() / max(np.square(rows).sum(), 1e-12)
+    return min(1.0, float(share))  # rounding may go beyond
 
 
 def _factor(algorithm: Algorithm, centres: Floats, axes: Floats) -> float:
