@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from solodg.algorithms import Algorithm
 from solodg.algorithms.solo import Solo
+from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.evaluation import uncertainty
 from solodg.plane import Floats, Plane, apart
@@ -113,7 +114,7 @@ def explain(
 ) -> Explanation:
     """One image, alone. `truth`: its class, where it is known."""
     pixels = predictor.pixels(image)
-    x = predictor.inputs([image])
+    x = to_unit(pixels[None])
     algorithm = predictor.algorithm
     before = None
     if isinstance(algorithm, Solo):

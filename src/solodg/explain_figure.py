@@ -49,7 +49,7 @@ def _add(
 def plane_figure(e: Explanation) -> Figure:
     """The plane alone, for a page."""
     figure = new_figure(4.6, 4.6)
-    draw_plane(figure.add_axes((0.02, 0.2, 0.96, 0.72)), e)
+    draw_plane(figure.add_axes((0.02, 0.14, 0.96, 0.77)), e)
     return figure
 
 

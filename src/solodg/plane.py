@@ -173,7 +173,10 @@ def _source_images(
         config = config.model_copy(update={"dataset": dataset})
     source, config = open_source(config, machine or read_machine(folder))
     if list(source.classes) != predictor.classes:
-        raise UserError("the classes of the data are not those of the model.")
+        raise UserError(
+            "the classes of the data are not those of the model: has a folder been renamed, added "
+            "or removed?"
+        )
     cells = len(source.classes) * len(source.domain_names)
     return source.train.balanced(max(1, min(PER_CELL, MOST_IMAGES // cells)), config.seed)
 

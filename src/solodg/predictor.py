@@ -70,20 +70,19 @@ class Predictor:
                 "only solo writes one for each."
             )
         with torch.inference_mode():
-            mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()
+            mean: NDArray[np.float32] = write(self._inputs([image])).mean[0].numpy()
         return mean
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
         for start in range(0, len(images), _BATCH):
             with torch.inference_mode():
-                inputs = self.inputs(images[start : start + _BATCH])
+                inputs = self._inputs(images[start : start + _BATCH])
                 rows = self.algorithm.probabilities(inputs).double().numpy()
             results += [self._prediction(row) for row in rows]
         return results
 
-    def inputs(self, images: Sequence[ImageLike]) -> Tensor:
-        """As the algorithm takes them."""
+    def _inputs(self, images: Sequence[ImageLike]) -> Tensor:
         return to_unit(torch.stack([self.pixels(image) for image in images]))
 
     def pixels(self, image: ImageLike) -> Tensor:

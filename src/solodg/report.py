@@ -178,7 +178,7 @@ def _trust(run: JudgedRun) -> list[Picture]:
     others = [part for part in run.parts if part.role != "target"]
     groups = {"unseen domains": _pooled(targets)}
     if others:
-        groups["seen domains, new images"] = _pooled(others)
+        groups[ROLES[others[0].role]] = _pooled(others)
     confidences = {name: (after, labels) for name, (after, labels, _) in groups.items()}
     if targets[0].before is not None:
         rows = [part.before for part in targets if part.before is not None]

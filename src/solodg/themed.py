@@ -14,7 +14,7 @@ from solodg.plots import COLOURS
 INK = "#010203"  # text and lines: takes the colour of the page's text
 GREY = "#7c7c7c"  # is read on white and on black
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
-_DARK = {BLUE: COLOURS[5], ORANGE: COLOURS[4]}  # of the same palette, brighter
+_DARK = {BLUE: COLOURS[5], ORANGE: COLOURS[4], "#d9d9d9": "#3a3f46"}  # the same palette, and grids
 _SVG: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "solodg",
