@@ -52,6 +52,7 @@ FLOORS = [
         "plane",
         "explain",
         "explain_figure",
+        "explain_panels",
         "labels",
         "themed",
         "judged",

@@ -11,7 +11,7 @@ from solodg.config import Machine
 from solodg.explain import Explanation, explain
 from solodg.explain_figure import plane_figure, probabilities_figure
 from solodg.judged import GALLERIES, JudgedPart, JudgedRun, judge_run
-from solodg.plane import kept_plane
+from solodg.plane import Plane, kept_plane
 from solodg.predictor import Predictor
 from solodg.progress import NoProgress, Progress
 from solodg.report_charts import (
@@ -57,23 +57,6 @@ def write_report(
     run = judge_run(folder, machine, dataset=dataset, images=images, progress=progress, say=say)
     targets = [part for part in run.parts if part.role == "target"]
     count = min(per_gallery or PER_GALLERY, max(1, MOST_CARDS // (len(GALLERIES) * len(targets))))
-    chosen = {
-        (t.domain, kind): pick(t)[:count] for t in targets for kind, pick in GALLERIES.items()
-    }
-    galleries: dict[str, list[Gallery]] = {}
-    with progress.bar("Drawing", sum(len(indices) for indices in chosen.values())) as advance:
-        for part in targets:
-            galleries[part.domain] = []
-            for kind in _kinds(part):
-                cards = []
-                for index in chosen[part.domain, kind]:
-                    pixels = part.pixels.images.take([index])[0]
-                    found = explain(predictor, plane, pixels, truth=int(part.labels[index]))
-                    cards.append(_card(part, int(index), found))
-                    advance(1)
-                title, note = _TITLES[kind]
-                total = len(GALLERIES[kind](part))
-                galleries[part.domain].append(Gallery(kind, title, note, total, cards))
     path = output or folder / REPORT
     write_page(
         path,
@@ -87,10 +70,31 @@ def write_report(
         means=_means(run),
         confusions=[_confusion(part, run.info.classes) for part in targets],
         trust=_trust(run),
-        galleries=galleries,
+        galleries=_galleries(predictor, plane, targets, count, progress),
         plane=plane,
     )
     return path
+
+
+def _galleries(
+    predictor: Predictor, plane: Plane, targets: list[JudgedPart], count: int, progress: Progress
+) -> dict[str, list[Gallery]]:
+    """By domain; of each kind the first `count` images, explained."""
+    ranked = {t.domain: {kind: GALLERIES[kind](t) for kind in _kinds(t)} for t in targets}
+    total = sum(min(count, len(r)) for kinds in ranked.values() for r in kinds.values())
+    galleries: dict[str, list[Gallery]] = {}
+    with progress.bar("Drawing", total) as advance:
+        for part in targets:
+            galleries[part.domain] = []
+            for kind, indices in ranked[part.domain].items():
+                gallery = Gallery(kind, *_TITLES[kind], len(indices))
+                galleries[part.domain].append(gallery)
+                for index in indices[:count]:
+                    pixels = part.pixels.images.take([index])[0]
+                    found = explain(predictor, plane, pixels, truth=int(part.labels[index]))
+                    gallery.cards.append(_card(part, int(index), found))
+                    advance(1)
+    return galleries
 
 
 def _kinds(part: JudgedPart) -> list[str]:
