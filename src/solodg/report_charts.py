@@ -46,7 +46,8 @@ def _curves(
     selected: int | None = None,
 ) -> Figure:
     figure = new_figure(4.6, 3.0)
-    axis = figure.add_axes((0.15, 0.17, 0.82, 0.7 if len(curves) > 1 else 0.78))
+    left = 0.21 if log else 0.15  # room for ticks like 6 x 10^1
+    axis = figure.add_axes((left, 0.17, 0.97 - left, 0.7 if len(curves) > 1 else 0.78))
     for number, (name, (steps, values)) in enumerate(curves.items()):
         few = "o" if len(steps) < 30 else None
         axis.plot(steps, values, color=(ORANGE, BLUE, *COLOURS[2:])[number % 6], label=name, lw=1.4,
