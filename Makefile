@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= python3
 
-.PHONY: install demo test bench quick lint clean
+.PHONY: install demo test bench quick lint browser clean
 
 install: $(STAMP)
 
@@ -17,8 +17,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/solodg demo
 
-test: install lint
+test: install lint browser
 	$(BIN)/python -m pytest
+
+# For the tests that open pages: Chromium, where apt may install it. Without it they skip.
+browser:
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null && \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "Installing chromium for the tests of pages"; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
+	    chromium-driver; } >/dev/null 2>&1 || echo "No chromium: the tests of pages will skip"; \
+	fi
 
 # Where PACS and weights for it lie, for the rows that need them.
 DATA ?= data

@@ -17,7 +17,11 @@ from solodg.data import DATASETS
 
 @pytest.fixture
 def solodg(monkeypatch, capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
+    return command(monkeypatch, capsys)
+
+
+def command(monkeypatch, capsys):
+    """Runs commands in this process; each returns (exit code, stdout, stderr)."""
 
     def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["solodg", *map(str, arguments)])
@@ -131,6 +135,8 @@ MISTAKES = {
     ),
     "no run": (["evaluate", "nowhere"], "holds no model"),
     "no model": (["predict", "nowhere", "x.png"], "holds no model"),
+    "no run to explain": (["explain", "nowhere", "x.png"], "holds no model"),
+    "no run to report": (["report", "nowhere"], "holds no model"),
     "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
 }
 
@@ -192,7 +198,8 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
 
 def test_help_teaches(solodg) -> None:
     shown = {"train": "--target", "evaluate": "--adapter", "predict": "stdin",
-             "datasets": "--json", "demo": "--steps"}  # fmt: skip
+             "explain": "plane", "report": "no network", "datasets": "--json",
+             "demo": "--steps"}  # fmt: skip
     for command, word in shown.items():
         code, out, _ = solodg(command, "--help")
         assert code == 0
@@ -217,6 +224,8 @@ def test_the_demo_compares_two_methods_and_ends_with_what_to_try(solodg, tmp_pat
     assert "single-sample" in out
     assert "unseen 0" in out.replace("\n", " ")
     assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 5_000
+    assert str(tmp_path / "demo" / "report.html") in out
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
     assert "solodg predict" in out
     again_code, again, _ = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
     assert again_code == 0

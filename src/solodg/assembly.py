@@ -115,7 +115,7 @@ def make_backbone(config: RunConfig) -> Backbone:
         image_size=config.image_size,
         pretrained=config.pretrained,
         weights=config.weights,
-        image_norm=config.image_norm,
+        image_norm=config.image_norm or None,
     )
     if config.freeze_backbone:
         backbone.freeze()
@@ -213,7 +213,7 @@ def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
         backbone=config.backbone,
         channels=config.channels,
         image_size=config.image_size,
-        image_norm=config.image_norm,
+        image_norm=config.image_norm or None,
         classes=list(source.classes),
         source_domains=list(source.domain_names),
         dataset=Path(config.dataset).name,

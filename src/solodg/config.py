@@ -11,6 +11,8 @@ from solodg.data import DatasetSpec, dataset_spec, default_data_dir
 from solodg.data.loading import DEFAULT_MEMORY_GB
 from solodg.errors import UserError, unknown
 
+# Values that turn off what a recipe would turn on, and mean the same as nothing without one.
+SAYS_NO: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's recipe taken at its word. It starts from pretrained weights only: see
     # docs/method.md for what the defaults do differently, and why.
@@ -22,6 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
         "backbone_learning_rate": 5e-5,
         "weight_decay": 5e-4,
+        **SAYS_NO,
     },
 }
 
@@ -54,9 +57,9 @@ class RunConfig(BaseModel):
     learning_rate: float | None = Field(default=None, gt=0)
     backbone_learning_rate: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=5e-4, ge=0)
-    label_smoothing: float | None = Field(default=None, gt=0, lt=1)
+    label_smoothing: float | None = Field(default=None, ge=0, lt=1)
     weight_average: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average
-    decay: Literal["cosine"] | None = None  # of the learning rates, to zero; None: constant
+    decay: Literal["cosine", "constant"] | None = None  # of the learning rates; cosine: to zero
     score_on: Literal["validation"] | None = None  # images of the target; None: test images
     select: Literal["leave-one-out"] | None = None  # of the step; None: by source validation
     validate_every: PositiveInt | None = None
@@ -111,6 +114,7 @@ def build(kind: type[BaseModel], values: dict[str, Any]) -> Any:
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with every open choice made, checked against the registries."""
     spec = dataset_spec(config.dataset)
+    config = _with_recipe(config)
     given = set(config.arguments)
     arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
     # A head on fixed features has learned what it can long before a whole network has.
@@ -118,7 +122,6 @@ def resolve(config: RunConfig) -> RunConfig:
     values = {
         "arguments": arguments,
         "steps": steps,
-        "image_norm": _image_norm(config),
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
         "freeze_norm": config.starts_from_weights
@@ -182,11 +185,16 @@ def _channels(config: RunConfig, spec: DatasetSpec) -> int:
     return 3 if config.starts_from_weights else spec.channels
 
 
-def _image_norm(config: RunConfig) -> float | None:
-    """As the algorithm wants it on weights that saw other images; 0 says no."""
-    if config.image_norm is None and config.starts_from_weights:
-        return ALGORITHMS[config.algorithm].image_norm
-    return config.image_norm or None
+def _with_recipe(config: RunConfig) -> RunConfig:
+    """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
+    if config.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+    kind = ALGORITHMS[config.algorithm]
+    recipe = kind.recipes.get("pretrained" if config.starts_from_weights else "random", {})
+    said = kind.variants.get(config.variant, {})
+    arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in said}
+    values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
+    return config.model_copy(update=values | {"arguments": arguments | config.arguments})
 
 
 def _learning_rate(config: RunConfig) -> float:

@@ -16,6 +16,7 @@ from solodg.data import Loading, dataset_spec
 from solodg.plots import accuracy_by_domain
 from solodg.predictor import Predictor
 from solodg.progress import BarProgress
+from solodg.report import write_report
 from solodg.run import train_run
 from solodg.score import evaluate_run
 from solodg.tables import comparison_table, mean_accuracy
@@ -55,12 +56,15 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
         f"One image alone, {digit}: {prediction.label} with probability "
         f"{prediction.probability:.2f}, uncertainty {prediction.uncertainty:.2f}"
     )
+    page = write_report(folder, output=output / "report.html", per_gallery=3, progress=progress)
     out.print(f"Model: {folder}\nPicture: {picture}")
+    out.print(f"Page, with what the adaptation does to single images: {page}")
     out.print("Try next", style="bold")
     binaries = Path(sys.executable).parent
     if shutil.which("solodg") is None:  # as after `make demo`
         out.print(f"  source {os.path.relpath(binaries / 'activate')}")
     out.print(f"  solodg predict {folder} {digit} --json")
+    out.print(f"  solodg explain {folder} {digit}        # a figure of this image")
     out.print("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
     out.print("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from solodg.adapters import ADAPTERS
-from solodg.config import RunConfig, portable, resolve
+from solodg.config import SAYS_NO, RunConfig, portable, resolve
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import fold
 from solodg.errors import UserError, unknown
@@ -132,8 +132,11 @@ class Cell:
         """The same for every plan that asks for the same run, so that it is done once.
 
         What is None is left out: an option added later, None by default, changes no key of before.
+        So is what says no, which is the same.
         """
-        given = {k: v for k, v in portable(self.config).items() if v is not None}
+        given = {
+            k: v for k, v in portable(self.config).items() if v is not None and v != SAYS_NO.get(k)
+        }
         if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
             given["dataset"] = str(Path(self.config.dataset).resolve())
         text = json.dumps(given, sort_keys=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from solodg.types import Record
@@ -71,6 +72,13 @@ def plan_figure(
     title: str, xlabel: str, rows: Sequence[tuple[str, float, float]], path: Path
 ) -> None:
     """Methods with their means and intervals, the first on top."""
+    figure = plan_drawing(title, xlabel, rows)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float]]) -> Figure:
+    """The same before it is saved."""
     figure, axis = plt.subplots(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
     for index, (_, mean, half) in enumerate(rows):
         axis.errorbar(mean, index, xerr=half, fmt="o", color=COLOURS[0], capsize=3)
@@ -79,8 +87,7 @@ def plan_figure(
     axis.set(title=title, xlabel=xlabel)
     axis.grid(axis="x", color="0.85", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
 
 
 class Curve(NamedTuple):

@@ -83,9 +83,10 @@ class Predictor:
         return results
 
     def _inputs(self, images: Sequence[ImageLike]) -> Tensor:
-        return to_unit(torch.stack([self._pixels(image) for image in images]))
+        return to_unit(torch.stack([self.pixels(image) for image in images]))
 
-    def _pixels(self, image: ImageLike) -> Tensor:
+    def pixels(self, image: ImageLike) -> Tensor:
+        """As the model sees it: (channels, size, size), 8-bit."""
         if isinstance(image, Tensor | np.ndarray):
             image = _as_pil(image)
         return decode(image, channels=self.info.channels, size=self.info.image_size)

@@ -21,7 +21,12 @@ class Algorithm(nn.Module):
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
     target_images: ClassVar[int] = 0  # unlabelled images of a test domain that it must see first
-    image_norm: ClassVar[float | None] = None  # for a pretrained backbone: see image_norm.py
+    # What the method wants of a run where the user says nothing, from "random" and from
+    # "pretrained" weights: values of the run's configuration.
+    recipes: ClassVar[dict[str, dict[str, Any]]] = {
+        "random": {"label_smoothing": 0.1, "decay": "cosine"},
+        "pretrained": {},
+    }
     label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 
     def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:

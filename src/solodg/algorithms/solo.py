@@ -356,7 +356,11 @@ class Solo(Algorithm):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
-        features = self._read(x)
+        return self.sampled_probabilities(self.observe(x)).mean(1)
+
+    def sampled_probabilities(self, observed: Features) -> Tensor:
+        """Softmax under each of the sampled classifiers, (B, M, C)."""
+        features = self._conditioned(observed)
         z = features.embedding
         if self.posterior == "invariant":
             moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
@@ -364,8 +368,16 @@ class Solo(Algorithm):
             hidden = self._test_hidden(features.style)
             scale = _logit_scale(self.amortiser.scale(hidden), z)
             moments = LogitMoments(self._test_logits(hidden, z), scale)
+        return self._softmax_samples(moments)
+
+    def prior_sampled_probabilities(self, observed: Features) -> Tensor:
+        """The same, by the same noise, for the classifier written from the sources alone."""
+        z = self._conditioned(observed).embedding
+        return self._softmax_samples(shared_logits(self.source_classifier(), z))
+
+    def _softmax_samples(self, moments: LogitMoments) -> Tensor:
         logits = moments.sample_with(self.test_noise).masked_fill(self.absent, -math.inf)
-        return logits.softmax(-1).mean(1)
+        return logits.softmax(-1)
 
     def classifiers(self, x: Tensor) -> Gaussian:
         """The classifier written for each image: mean and scale, (B, C, D)."""
@@ -382,10 +394,14 @@ class Solo(Algorithm):
         z = self._conditioned(observed).embedding
         return (z @ rows.T).masked_fill(self.absent, -math.inf)
 
-    def linear_classifier(self) -> tuple[Tensor, float]:
-        """What the amortiser writes from the source centres alone."""
+    def source_classifier(self) -> Gaussian:
+        """What the amortiser writes from the source centres alone, (C, D)."""
         written: Gaussian = self.amortiser(self.source_centres)
-        return self._on_base(written.mean), 0.0
+        return Gaussian(self._on_base(written.mean), written.scale)
+
+    def linear_classifier(self) -> tuple[Tensor, float]:
+        """Its mean: one classifier for all images."""
+        return self.source_classifier().mean, 0.0
 
     def _test_hidden(self, style: Tensor) -> Tensor:
         code = self.style_encoder[0](style).relu_()  # its last layer is in `image_weight`

@@ -11,8 +11,9 @@ there, which fails on an unseen domain (docs/recipe.md). What differs from `solo
     swap     in training an image is classified with the code of another image of its domain; at
              test with its own
     FiLM     the code also scales and shifts the embedding, starting at the identity
-    norm     a pretrained backbone's BatchNorm takes a share of the image's own statistics
-             (image_norm.py): on photographs and drawings this is what the single image gives most
+    norm     the backbone's BatchNorm takes a share of the image's own statistics (image_norm.py)
+    frame    the image also writes the frame in which it is read (frame.py); for backbones that are
+             trained from random weights
 
 All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`.
 """
@@ -23,19 +24,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.frame import Frame
 from solodg.algorithms.solo import Solo
+from solodg.errors import UserError
 from solodg.types import Batch, Features
 
 
 class SoloPlus(Solo):
     """`solo` on a style code of few dimensions; arguments besides are those of `solo`."""
 
-    image_norm: ClassVar[float | None] = 300.0
+    recipes: ClassVar[dict[str, dict[str, Any]]] = {
+        "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": True}},
+        "pretrained": {"image_norm": 300.0},
+    }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         "no-swap": {"swap": False},
         "no-film": {"film": False},
         "no-domain-supervision": {"domain_weight": 0.0},
+        "no-frame": {"frame": False},
     }
 
     def __init__(
@@ -47,6 +54,7 @@ class SoloPlus(Solo):
         domain_weight: float = 0.3,
         swap: bool = True,
         film: bool = True,
+        frame: bool = False,
         source_samples: int = 4,
         prior_weight: float = 1.0,
         kl_weight: float = 1e-4,
@@ -60,6 +68,7 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
+        self.frame = Frame(_channels(backbone)) if frame else None
         width = int(backbone.style_dim)  # type: ignore[arg-type]
         self.standardise = nn.BatchNorm1d(width, affine=False)
         self.encode = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, code_dim))
@@ -72,7 +81,7 @@ class SoloPlus(Solo):
         return self._read(x).embedding
 
     def observe(self, x: Tensor) -> Features:
-        features: Features = self.backbone(x)
+        features: Features = self.backbone(x if self.frame is None else self.frame(x))
         code: Tensor = self.encode(self.standardise(features.style.detach()))
         return Features(features.embedding, code)
 
@@ -90,6 +99,16 @@ class SoloPlus(Solo):
             return observed
         scale, shift = self.film(observed.style).chunk(2, 1)
         return Features(observed.embedding * (1 + scale) + shift, observed.style)
+
+
+def _channels(backbone: nn.Module) -> int:
+    channels = getattr(backbone, "channels", None)
+    if channels is None:
+        raise UserError(
+            "a frame is written for pixels: it cannot work on stored features of a frozen "
+            "backbone. Leave frame=true out, or train without --freeze-backbone."
+        )
+    return int(channels)
 
 
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:

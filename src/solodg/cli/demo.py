@@ -13,7 +13,7 @@ def demo(
     steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 600,
     seed: Annotated[int, typer.Option(help="Another seed, other numbers.")] = 0,
 ) -> None:
-    """Both methods on real rotated digits: two unseen angles, a table, a picture."""
+    """Both methods on real rotated digits: two unseen angles, a table, a picture, a page."""
     from solodg.demo import run_demo
 
     run_demo(output, steps=steps, seed=seed, out=out, err=err)

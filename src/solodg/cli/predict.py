@@ -26,7 +26,7 @@ def predict(
     from solodg.progress import BarProgress
 
     predictor = Predictor.load(run)
-    paths = _image_paths(images)
+    paths = image_paths(images)
     table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
     failed = []
     with BarProgress(err).bar("Predicting", len(paths)) as advance:
@@ -54,7 +54,7 @@ def predict(
         raise UserError(f"{failed[0]}{more}")
 
 
-def _image_paths(arguments: list[str]) -> list[str]:
+def image_paths(arguments: list[str]) -> list[str]:
     from solodg.data.decode import EXTENSIONS
 
     paths: list[str] = []

@@ -23,14 +23,11 @@ def study(
     from rich.table import Table
 
     from solodg.progress import BarProgress
-    from solodg.runfolder import read_machine
+    from solodg.runfolder import moved_machine
     from solodg.storage import write_json
     from solodg.style_study import STYLES, style_study
 
-    machine = None
-    if data_dir is not None:
-        machine = read_machine(run).model_copy(update={"data_dir": data_dir})
-    found = style_study(run, machine, BarProgress(err), seed=seed)
+    found = style_study(run, moved_machine(run, data_dir), BarProgress(err), seed=seed)
     table = Table(title=f"Whose style? Accuracy of {run.name} on unseen domains, %")
     for name in ("domain", *STYLES):
         table.add_column(name, justify="left" if name == "domain" else "right")

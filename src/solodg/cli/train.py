@@ -103,13 +103,20 @@ def train(
     backbone_learning_rate: Annotated[float | None, typer.Option(help="Of the backbone.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="[dim]default: 0.0005[/dim]")] = None,
     label_smoothing: Annotated[
-        float | None, typer.Option(help="E.g. 0.1.  [dim]default: none[/dim]")
+        float | None,
+        typer.Option(help="0: none.  [dim]default: 0.1 from random weights[/dim]"),
     ] = None,
     weight_average: Annotated[
         float | None,
         typer.Option(help="Validate and keep a moving average of the weights, e.g. 0.99."),
     ] = None,
-    decay: Annotated[str | None, typer.Option(help="cosine: learning rates fall to zero.")] = None,
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the learning rates: cosine, to zero, or constant.  [dim]default: cosine from "
+            "random weights[/dim]"
+        ),
+    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
