@@ -15,6 +15,11 @@ FLOORS = [
     {
         "allocator",
         "errors",
+        "extras",
+        "pixels",
+        "model_info",
+        "prediction",
+        "onnx_model",
         "seeding",
         "torchvision_guard",
         "gaussian",
@@ -29,6 +34,8 @@ FLOORS = [
     {"config", "features", "assembly", "runfolder", "tensorboard", "stream", "run", "score"},
     {
         "predictor",
+        "onnx_export",
+        "serving",
         "plan",
         "results",
         "tables",

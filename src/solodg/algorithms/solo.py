@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Algorithm
+from solodg.algorithms.base import Algorithm, Judgement
 from solodg.algorithms.centres import Centres, CentreSums
 from solodg.algorithms.mean_hidden import mean_hidden
 from solodg.algorithms.posterior_terms import posterior_terms
@@ -356,14 +356,29 @@ class Solo(Algorithm):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
+        return self._sampled_probabilities(self._test_moments(self._read(x)))
+
+    def judge(self, x: Tensor) -> Judgement:
+        """`before`: the same average for what the meta-prior writes from the source centres."""
         features = self._read(x)
+        moments = self._test_moments(features)
+        rows, scale = self.amortiser(self.source_centres)
+        prior = shared_logits(Gaussian(self._on_base(rows), scale), features.embedding)
+        return Judgement(
+            moments.mean.masked_fill(self.absent, -math.inf),
+            self._sampled_probabilities(moments),
+            self._sampled_probabilities(prior),
+        )
+
+    def _test_moments(self, features: Features) -> LogitMoments:
         z = features.embedding
         if self.posterior == "invariant":
-            moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
-        else:
-            hidden = self._test_hidden(features.style)
-            scale = _logit_scale(self.amortiser.scale(hidden), z)
-            moments = LogitMoments(self._test_logits(hidden, z), scale)
+            return shared_logits(Gaussian(self.written_mean, self.written_scale), z)
+        hidden = self._test_hidden(features.style)
+        scale = _logit_scale(self.amortiser.scale(hidden), z)
+        return LogitMoments(self._test_logits(hidden, z), scale)
+
+    def _sampled_probabilities(self, moments: LogitMoments) -> Tensor:
         logits = moments.sample_with(self.test_noise).masked_fill(self.absent, -math.inf)
         return logits.softmax(-1).mean(1)
 

@@ -11,7 +11,9 @@ from solodg.cli.console import err
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
+from solodg.cli.export import export
 from solodg.cli.predict import predict
+from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
@@ -30,6 +32,10 @@ app.command(
 )(train)
 app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command(epilog="Example: [bold]solodg export runs/toy-sky-solo-0 --onnx model.onnx[/bold]")(
+    export
+)
+app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(serve)
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
