@@ -5,6 +5,7 @@ graph: adapting is a forward pass. A method that adapts by gradient steps (tent,
 cannot be written so, nor one that keeps what it saw (t3a).
 """
 
+import copy
 import json
 import tempfile
 import warnings
@@ -46,7 +47,7 @@ def to_onnx(predictor: Predictor) -> bytes:
         import onnx
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX", error) from error
-    graph = _Graph(predictor.algorithm).eval()
+    graph = _Graph(_with_named_scales(predictor.algorithm)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
     known = {"model": predictor.info.model_dump(), "versions": _versions()}
@@ -66,6 +67,19 @@ class _Graph(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         outputs = self.algorithm.judge(to_unit(pixels))
         return tuple(tensor for tensor in outputs if tensor is not None)
+
+
+def _with_named_scales(algorithm: Algorithm) -> Algorithm:
+    """A copy in which every BatchNorm has its scale and shift, be they one and zero.
+
+    The exporter does not know those without.
+    """
+    algorithm = copy.deepcopy(algorithm)
+    for module in algorithm.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.affine:
+            module.weight = nn.Parameter(torch.ones_like(module.running_mean))  # type: ignore[arg-type]
+            module.bias = nn.Parameter(torch.zeros_like(module.running_mean))  # type: ignore[arg-type]
+    return algorithm
 
 
 @torch.no_grad()
@@ -89,7 +103,7 @@ def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
                 dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},
             )
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that ONNX lacks
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"backbone {backbone!r} cannot be exported: {reason}") from error
         return file.read_bytes()
 
@@ -107,7 +121,8 @@ def _largest_difference(predictor: Predictor, content: bytes) -> float:
             if not np.array_equal(finite, np.isfinite(found)):
                 return float("inf")
             size = max(1.0, float(np.abs(expected[finite]).max()))
-            largest = max(largest, float(np.abs(expected - found)[finite].max()) / size)
+            apart = np.abs(expected[finite] - found[finite])
+            largest = max(largest, float(apart.max()) / size)
     return largest
 
 

@@ -7,7 +7,7 @@ import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from solodg.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    ImageLike = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
-
+ImageLike = Union[str, Path, bytes, Image.Image, NDArray[Any], "Tensor"]
 Pixels = NDArray[np.uint8]
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"})
@@ -87,7 +86,7 @@ def decode_pixels(
         raise BadImageError(name, str(error) or type(error).__name__) from error
 
 
-def pixels_of(image: "ImageLike", *, channels: int, size: int) -> Pixels:
+def pixels_of(image: ImageLike, *, channels: int, size: int) -> Pixels:
     """The same for every form in which a program may hold an image."""
     held = _as_pil(image) if isinstance(image, np.ndarray) or _is_tensor(image) else image
     return decode_pixels(held, channels=channels, size=size)  # type: ignore[arg-type]

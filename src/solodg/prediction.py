@@ -7,17 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solodg.errors import UserError
 from solodg.model_info import ModelInfo
-from solodg.pixels import Pixels, pixels_of
-
-if TYPE_CHECKING:
-    from solodg.pixels import ImageLike
+from solodg.pixels import ImageLike, Pixels, pixels_of
 
 _BATCH = 32
 
@@ -51,11 +48,11 @@ class ImagePredictor(ABC):
         return self.info.classes
 
     @overload
-    def predict(self, images: "ImageLike") -> Prediction: ...
+    def predict(self, images: ImageLike) -> Prediction: ...
     @overload
-    def predict(self, images: "list[ImageLike] | list[str] | list[Path]") -> list[Prediction]: ...
+    def predict(self, images: list[ImageLike] | list[str] | list[Path]) -> list[Prediction]: ...
 
-    def predict(self, images: "ImageLike | Sequence[ImageLike]") -> Prediction | list[Prediction]:
+    def predict(self, images: ImageLike | Sequence[ImageLike]) -> Prediction | list[Prediction]:
         """A path, PIL image, array or tensor -> its prediction; a list -> a list.
 
         Each image is judged alone: its prediction does not depend on the others.
@@ -74,18 +71,19 @@ class ImagePredictor(ABC):
     def compute(self, pixels: Pixels) -> Outputs:
         """One forward pass."""
 
-    def adapted_classifier(self, image: "ImageLike") -> NDArray[np.float32]:
+    def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
         """The weights written for this image, (classes, embedding)."""
         raise UserError("an exported file gives no classifiers: load the run it was made of.")
 
-    def _predict_all(self, images: "Sequence[ImageLike]") -> list[Prediction]:
+    def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
         for start in range(0, len(images), _BATCH):
-            chunk = [self._pixels(image) for image in images[start : start + _BATCH]]
+            chunk = [self.pixels(image) for image in images[start : start + _BATCH]]
             results += self.judge(np.stack(chunk))
         return results
 
-    def _pixels(self, image: "ImageLike") -> Pixels:
+    def pixels(self, image: ImageLike) -> Pixels:
+        """(channels, H, W) as the model sees it."""
         return pixels_of(image, channels=self.info.channels, size=self.info.image_size)
 
     def _prediction(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,13 +14,10 @@ from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.gaussian import Gaussian
 from solodg.model_info import ModelInfo
-from solodg.pixels import Pixels
+from solodg.pixels import ImageLike, Pixels
 from solodg.prediction import ImagePredictor, Outputs, Prediction
 
-if TYPE_CHECKING:
-    from solodg.pixels import ImageLike
-
-__all__ = ["Prediction", "Predictor"]
+__all__ = ["ImageLike", "Prediction", "Predictor"]
 
 
 class Predictor(ImagePredictor):
@@ -42,7 +38,7 @@ class Predictor(ImagePredictor):
             probabilities.double().numpy(), None if before is None else before.double().numpy()
         )
 
-    def adapted_classifier(self, image: "ImageLike") -> NDArray[np.float32]:
+    def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
         write: Callable[[Tensor], Gaussian] | None = getattr(self.algorithm, "classifiers", None)
         if write is None:
             raise UserError(
@@ -50,8 +46,8 @@ class Predictor(ImagePredictor):
                 "only solo writes one for each."
             )
         with torch.inference_mode():
-            mean: NDArray[np.float32] = write(self._inputs([image])).mean[0].numpy()
+            mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()
         return mean
 
-    def _inputs(self, images: "Sequence[ImageLike]") -> Tensor:
-        return to_unit(torch.from_numpy(np.stack([self._pixels(image) for image in images])))
+    def inputs(self, images: Sequence[ImageLike]) -> Tensor:
+        return to_unit(torch.from_numpy(np.stack([self.pixels(image) for image in images])))

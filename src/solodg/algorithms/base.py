@@ -11,7 +11,7 @@ from solodg.errors import UserError
 from solodg.types import Batch, Episode
 
 
-class Judgement(NamedTuple):
+class Verdicts(NamedTuple):
     """All that a method says of a batch of images, (B, C) each."""
 
     logits: Tensor
@@ -78,7 +78,7 @@ class Algorithm(nn.Module):
         """(B, ...) images -> (B, C) class probabilities, as honest as the method can."""
         return torch.softmax(self(x), dim=1)
 
-    def judge(self, x: Tensor) -> Judgement:
+    def judge(self, x: Tensor) -> Verdicts:
         """`forward` and `probabilities` after one pass through the backbone."""
         logits = self(x)
-        return Judgement(logits, torch.softmax(logits, dim=1), None)
+        return Verdicts(logits, torch.softmax(logits, dim=1), None)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Algorithm, Judgement
+from solodg.algorithms.base import Algorithm, Verdicts
 from solodg.algorithms.centres import Centres, CentreSums
 from solodg.algorithms.mean_hidden import mean_hidden
 from solodg.algorithms.posterior_terms import posterior_terms
@@ -358,13 +358,13 @@ class Solo(Algorithm):
         """Softmax averaged over classifiers sampled from the posterior."""
         return self._sampled_probabilities(self._test_moments(self._read(x)))
 
-    def judge(self, x: Tensor) -> Judgement:
+    def judge(self, x: Tensor) -> Verdicts:
         """`before`: the same average for what the meta-prior writes from the source centres."""
         features = self._read(x)
         moments = self._test_moments(features)
         rows, scale = self.amortiser(self.source_centres)
         prior = shared_logits(Gaussian(self._on_base(rows), scale), features.embedding)
-        return Judgement(
+        return Verdicts(
             moments.mean.masked_fill(self.absent, -math.inf),
             self._sampled_probabilities(moments),
             self._sampled_probabilities(prior),

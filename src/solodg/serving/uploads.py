@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -35,13 +36,14 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
 
 
 async def _from_form(request: Request, max_images: int) -> list[Upload]:
-    uploads = []
-    async with request.form(max_files=max_images, max_fields=0) as form:
-        for field, value in form.multi_items():
-            if not isinstance(value, UploadFile):  # cannot be: no fields are allowed
-                raise Refusal(400, f"field {field!r} is not a file.")
-            uploads.append(Upload(value.filename or None, await value.read()))
-    return uploads
+    try:
+        async with request.form(max_files=max_images, max_fields=0) as form:
+            given = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
+            return [Upload(file.filename or None, await file.read()) for file in given]
+    except HTTPException as error:
+        if "files" in str(error.detail):
+            raise Refusal(413, f"a request may hold at most {max_images} images.") from error
+        raise Refusal(400, f"the form cannot be read: {error.detail}") from error
 
 
 def _check_length(request: Request, limit: int) -> None:
