@@ -24,6 +24,7 @@ from solodg.prediction import ImagePredictor
 from solodg.serving.answers import Answer, Health, Model, Problem, report
 from solodg.serving.batching import MicroBatcher
 from solodg.serving.docs_page import docs_page
+from solodg.serving.draining import Draining
 from solodg.serving.house import House
 from solodg.serving.metrics import Measured, Metrics
 from solodg.serving.refusal import Refusal
@@ -161,6 +162,7 @@ def build_app(predictor: ImagePredictor, name: str, settings: Settings) -> FastA
     _add_page(app)
     _add_refusals(app)
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
+    app.add_middleware(Draining, limit=4 * settings.max_bytes)
     app.add_middleware(Measured, metrics=service.metrics, paths=paths)
     return app
 

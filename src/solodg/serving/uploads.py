@@ -69,4 +69,4 @@ def _limited(request: Request, limit: int) -> Request:
 
 
 def _too_long(limit: int) -> Refusal:
-    return Refusal(413, f"a request may hold at most {limit:,} bytes.", {"Connection": "close"})
+    return Refusal(413, f"a request may hold at most {limit:,} bytes.")
