@@ -125,7 +125,7 @@ def test_what_cannot_tip_is_reported_alike(values, shifts) -> None:
 
 
 def test_what_lies_at_the_edge_is_asked_again() -> None:
-    edge = 0.25 + 0.5 * 10**-DIGITS + SLACK / 2
+    edge = 0.25 + 0.5 * 10**-DIGITS + SLACK / 2  # rounding tips over here
     assert could_tip(Prediction("b", 1 - edge, 0.5, {"a": edge, "b": 1 - edge}))
     assert could_tip(Prediction("a", 0.5, 0.5, {"a": 0.5, "b": 0.5}))
     assert not could_tip(Prediction("a", 0.9, 0.5, {"a": 0.9, "b": 0.1}))

@@ -9,7 +9,7 @@ from solodg.serving.batching import DIGITS
 
 
 class ImageAnswer(BaseModel):
-    """What the model says of one image; numbers to four decimals."""
+    """What the model says of one image; numbers to three decimals."""
 
     image: str | None = Field(description="The file's name, where it came with one.")
     label: str = Field(serialization_alias="class")

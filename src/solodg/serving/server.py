@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import uvicorn
 
 from solodg.errors import UserError
@@ -33,6 +34,7 @@ def serve(
     """Until SIGTERM or SIGINT; then no more is taken in, and what was is answered."""
     listening = _listen(host, port)
     with listening:
+        _warm_up(predictor, settings.max_batch)
         address = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             build_app(predictor, name, settings),
@@ -48,6 +50,12 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
     say("Stopped.")
     logging.shutdown()
+
+
+def _warm_up(predictor: ImagePredictor, images: int) -> None:
+    """The largest batch first: no later one needs more memory, and the first client no patience."""
+    size = predictor.info.image_size
+    predictor.compute(np.zeros((images, predictor.info.channels, size, size), np.uint8))
 
 
 def read_token(path: Path | None, environment: str | None) -> str | None:
