@@ -53,7 +53,7 @@ def rows(backbone: str, rounds: dict[int, int]) -> list[list[str]]:
         shape = (batch, 3, SIZE, SIZE)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         work = {name: _asked(one, pixels) for name, one in models.items()}
-        measured = alternate(work, rounds=count, warmup=2)
+        measured = alternate(work, rounds=count, warmup=1)
         per_image = [f"{1000 * measured[name].median / batch:.1f} ms" for name in models]
         cost = ratio(measured["PyTorch"], measured["ONNX Runtime"])
         spread = milliseconds(measured["ONNX Runtime"])
@@ -69,7 +69,7 @@ def main() -> None:
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ONNX Runtime, an image", "PyTorch, an image", "PyTorch / ONNX",
               "ONNX Runtime, the batch"]  # fmt: skip
-    found = [row for name in BACKBONES for row in rows(name, {1: 40, 64: 3})]
+    found = [row for name in BACKBONES for row in rows(name, {1: 30, 64: 3})]
     sys.stdout.write(table(f"Prediction at {SIZE} pixels, `solo`, 7 classes", header, found))
 
 
