@@ -1,12 +1,8 @@
 """The server's doors: /predict, /model, /health, /metrics, its OpenAPI, and a page at /."""
 
-import asyncio
 import hmac
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Annotated, Any
@@ -18,18 +14,15 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from solodg.onnx_model import OnnxPredictor
-from solodg.pixels import BadImageError, Pixels, TooManyPixelsError, decode_pixels
 from solodg.prediction import ImagePredictor
-from solodg.serving.answers import Answer, Health, Model, Problem, report
-from solodg.serving.batching import MicroBatcher
+from solodg.serving.answers import Answer, Health, Model, Problem
 from solodg.serving.docs_page import docs_page
 from solodg.serving.draining import Draining
-from solodg.serving.house import House
-from solodg.serving.metrics import Measured, Metrics
+from solodg.serving.metrics import Measured
 from solodg.serving.refusal import Refusal
+from solodg.serving.service import Service
 from solodg.serving.settings import Settings
-from solodg.serving.uploads import FORM, RAW, Upload, read_uploads
+from solodg.serving.uploads import FORM, RAW
 
 _PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
          "/page.css": ("page.css", "text/css")}  # fmt: skip
@@ -70,75 +63,6 @@ _REFUSALS = {
     429: "Too many images at once: come again",
     503: "No answer in time, or the server is stopping",
 }
-
-
-class Service:
-    """What the doors share."""
-
-    def __init__(self, predictor: ImagePredictor, name: str, settings: Settings) -> None:
-        self.predictor, self.name, self.settings = predictor, name, settings
-        self.metrics, self.house = Metrics(), House(settings.queue)
-        self.metrics.inside.set_function(lambda: self.house.taken)
-        self.batcher = MicroBatcher(predictor, settings.max_batch, self.metrics.computed)
-        self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
-
-    async def predict(self, request: Request) -> Answer:
-        with self.house.visit() as visit:
-            deadline = asyncio.get_running_loop().time() + self.settings.seconds
-            late = f"within {self.settings.seconds:g} seconds"
-            try:
-                async with asyncio.timeout_at(deadline):
-                    uploads = await read_uploads(request, self.settings)
-            except TimeoutError:
-                raise Refusal(408, f"the request did not arrive {late}.") from None
-            visit.take(len(uploads) - 1)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await self._answer(uploads)
-            except TimeoutError:
-                raise Refusal(503, f"no answer {late}.", {"Retry-After": "1"}) from None
-
-    async def _answer(self, uploads: list[Upload]) -> Answer:
-        pixels = await asyncio.gather(*(self._pixels(upload) for upload in uploads))
-        predictions = await asyncio.gather(*(self.batcher.answer(image) for image in pixels))
-        named = zip(uploads, predictions, strict=True)
-        return Answer(predictions=[report(upload.name, answer) for upload, answer in named])
-
-    async def _pixels(self, upload: Upload) -> Pixels:
-        decode = partial(
-            decode_pixels,
-            upload.content,
-            channels=self.predictor.info.channels,
-            size=self.predictor.info.image_size,
-            trust=self.settings.trust,
-            name=upload.name or "in the request",
-        )
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.decoders, decode)
-        except TooManyPixelsError as error:
-            raise Refusal(413, str(error)) from error
-        except BadImageError as error:
-            raise Refusal(422, str(error)) from error
-
-    def model(self) -> Model:
-        settings = self.settings
-        return Model(
-            name=self.name,
-            runtime="ONNX Runtime" if isinstance(self.predictor, OnnxPredictor) else "PyTorch",
-            solodg=version("solodg"),
-            model=self.predictor.info.model_dump(),
-            limits={
-                "images": settings.max_images,
-                "bytes": settings.max_bytes,
-                "pixels": settings.max_pixels,
-                "queue": settings.queue,
-                "seconds": settings.seconds,
-            },
-        )
-
-    def close(self) -> None:
-        self.batcher.close()
-        self.decoders.shutdown()
 
 
 def build_app(predictor: ImagePredictor, name: str, settings: Settings) -> FastAPI:
