@@ -38,8 +38,11 @@ bench: install
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.compiled
+	$(BIN)/python -m benchmarks.onnx
+	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.loader $(DATA)
 	$(BIN)/python -m benchmarks.frozen_pacs $(DATA) $(WEIGHTS)
+	$(BIN)/python -m benchmarks.estimator_pacs $(DATA) $(WEIGHTS)
 
 # Every quick twin of a table of the paper; killed, it goes on where it stopped.
 quick: install

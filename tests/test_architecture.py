@@ -15,6 +15,11 @@ FLOORS = [
     {
         "allocator",
         "errors",
+        "extras",
+        "pixels",
+        "model_info",
+        "prediction",
+        "onnx_model",
         "seeding",
         "torchvision_guard",
         "gaussian",
@@ -40,6 +45,8 @@ FLOORS = [
     },
     {
         "predictor",
+        "onnx_export",
+        "serving",
         "plan",
         "results",
         "tables",

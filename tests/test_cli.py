@@ -137,6 +137,13 @@ MISTAKES = {
     "no model": (["predict", "nowhere", "x.png"], "holds no model"),
     "no run to explain": (["explain", "nowhere", "x.png"], "holds no model"),
     "no run to report": (["report", "nowhere"], "holds no model"),
+    "no exported file": (["predict", "nowhere.onnx", "x.png"], "solodg export"),
+    "export of nothing": (["export", "nowhere", "--onnx", "x.onnx"], "holds no model"),
+    "export to another kind": (["export", "nowhere", "--onnx", "x.pt"], ".onnx"),
+    "nothing to serve": (["serve", "nowhere"], "holds no model"),
+    "a queue that is too short": (["serve", "x.onnx", "--queue", "3"], "--max-images"),
+    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "positive"),
+    "no token": (["serve", "x.onnx", "--token-file", "nowhere"], "token"),
     "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
 }
 
@@ -198,8 +205,8 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
 
 def test_help_teaches(solodg) -> None:
     shown = {"train": "--target", "evaluate": "--adapter", "predict": "stdin",
-             "explain": "plane", "report": "no network", "datasets": "--json",
-             "demo": "--steps"}  # fmt: skip
+             "explain": "plane", "report": "no network", "export": "--onnx",
+             "serve": "--max-pixels", "datasets": "--json", "demo": "--steps"}  # fmt: skip
     for command, word in shown.items():
         code, out, _ = solodg(command, "--help")
         assert code == 0

@@ -92,7 +92,7 @@ def test_sampled_probabilities_are_those_of_the_gaussians_that_are_drawn(runs, p
         low, high = judgement.range()
         assert (low <= high).all()
         plain = np.exp(judgement.logits) / np.exp(judgement.logits).sum()
-        assert not np.allclose(plain, judgement.probabilities, atol=1e-9)
+        assert not np.allclose(plain, judgement.probabilities, rtol=0, atol=1e-9)
 
 
 def test_before_is_the_classifier_of_the_sources_for_every_image(runs, toy) -> None:

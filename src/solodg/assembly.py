@@ -10,7 +10,6 @@ from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm, build_algorithm
 from solodg.backbones import Backbone, ReadyFeatures, build_backbone
-from solodg.checkpoint import ModelInfo
 from solodg.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
@@ -19,6 +18,7 @@ from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.features import FeatureStore, default_cache_dir
+from solodg.model_info import ModelInfo
 from solodg.progress import Progress
 from solodg.seeding import derive
 from solodg.training import Schedule

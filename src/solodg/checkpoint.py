@@ -7,34 +7,16 @@ Never pickle.
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.backbones import build_backbone
 from solodg.errors import UserError, unknown
+from solodg.model_info import FORMAT, ModelInfo
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
-FORMAT = "solodg-model-2"
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
-
-
-class ModelInfo(BaseModel):
-    """All about a model but its weights."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: str = FORMAT
-    algorithm: str
-    variant: str
-    arguments: dict[str, Any]  # of the algorithm
-    backbone: str
-    channels: int
-    image_norm: float | None = None  # see image_norm.py
-    image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
-    classes: list[str]
-    source_domains: list[str]
-    dataset: str
 
 
 def save_info(folder: Path, info: ModelInfo) -> None:

@@ -18,8 +18,8 @@ from solodg.algorithms import Algorithm
 from solodg.algorithms.solo import Solo
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.evaluation import uncertainty
 from solodg.plane import Floats, Plane, apart
+from solodg.prediction import uncertainty
 from solodg.predictor import ImageLike, Predictor
 from solodg.types import Features
 
@@ -114,7 +114,7 @@ def explain(
 ) -> Explanation:
     """One image, alone. `truth`: its class, where it is known."""
     pixels = predictor.pixels(image)
-    x = to_unit(pixels[None])
+    x = to_unit(torch.from_numpy(pixels)[None])
     algorithm = predictor.algorithm
     before = None
     if isinstance(algorithm, Solo):
@@ -127,7 +127,7 @@ def explain(
         embedding = algorithm.embed(x)[0].double().numpy()
         after = _fixed(algorithm, x)
     return Explanation(
-        pixels=pixels.numpy(),
+        pixels=pixels,
         classes=tuple(predictor.classes),
         plane=plane,
         embedding=embedding,

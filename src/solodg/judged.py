@@ -15,8 +15,10 @@ from solodg.algorithms.solo import Solo
 from solodg.assembly import Say, inputs, single_device
 from solodg.config import Machine, RunConfig
 from solodg.data import LabelledImages
-from solodg.evaluation import Predictions, metrics, uncertainty
+from solodg.evaluation import Predictions, metrics
 from solodg.explain import adapts
+from solodg.model_info import ModelInfo
+from solodg.prediction import uncertainty
 from solodg.progress import Progress
 from solodg.runfolder import read_machine
 from solodg.score import protocol, show_target
@@ -62,7 +64,7 @@ class JudgedPart:
 @dataclass(frozen=True)
 class JudgedRun:
     config: RunConfig
-    info: checkpoint.ModelInfo
+    info: ModelInfo
     dataset: str
     protocol: str
     parts: list[JudgedPart]

@@ -17,12 +17,12 @@ from solodg.assembly import (
     with_features,
 )
 from solodg.backbones import Backbone, ReadyFeatures
-from solodg.checkpoint import ModelInfo
 from solodg.config import Machine, RunConfig
 from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError
 from solodg.features import FeatureStore
+from solodg.model_info import ModelInfo
 from solodg.progress import Progress
 from solodg.runfolder import SOURCE, read_config
 from solodg.storage import read_json

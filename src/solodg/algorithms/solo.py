@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Algorithm
+from solodg.algorithms.base import Algorithm, Verdicts
 from solodg.algorithms.centres import Centres, CentreSums
 from solodg.algorithms.mean_hidden import mean_hidden
 from solodg.algorithms.posterior_terms import posterior_terms
@@ -356,24 +356,35 @@ class Solo(Algorithm):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
-        return self.sampled_probabilities(self.observe(x)).mean(1)
+        return self._softmax_samples(self._test_moments(self._read(x))).mean(1)
+
+    def judge(self, x: Tensor) -> Verdicts:
+        """`before`: the same average for what the meta-prior writes from the source centres."""
+        features = self._read(x)
+        moments = self._test_moments(features)
+        prior = shared_logits(self.source_classifier(), features.embedding)
+        return Verdicts(
+            moments.mean.masked_fill(self.absent, -math.inf),
+            self._softmax_samples(moments).mean(1),
+            self._softmax_samples(prior).mean(1),
+        )
 
     def sampled_probabilities(self, observed: Features) -> Tensor:
         """Softmax under each of the sampled classifiers, (B, M, C)."""
-        features = self._conditioned(observed)
-        z = features.embedding
-        if self.posterior == "invariant":
-            moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
-        else:
-            hidden = self._test_hidden(features.style)
-            scale = _logit_scale(self.amortiser.scale(hidden), z)
-            moments = LogitMoments(self._test_logits(hidden, z), scale)
-        return self._softmax_samples(moments)
+        return self._softmax_samples(self._test_moments(self._conditioned(observed)))
 
     def prior_sampled_probabilities(self, observed: Features) -> Tensor:
         """The same, by the same noise, for the classifier written from the sources alone."""
         z = self._conditioned(observed).embedding
         return self._softmax_samples(shared_logits(self.source_classifier(), z))
+
+    def _test_moments(self, features: Features) -> LogitMoments:
+        z = features.embedding
+        if self.posterior == "invariant":
+            return shared_logits(Gaussian(self.written_mean, self.written_scale), z)
+        hidden = self._test_hidden(features.style)
+        scale = _logit_scale(self.amortiser.scale(hidden), z)
+        return LogitMoments(self._test_logits(hidden, z), scale)
 
     def _softmax_samples(self, moments: LogitMoments) -> Tensor:
         logits = moments.sample_with(self.test_noise).masked_fill(self.absent, -math.inf)

@@ -12,8 +12,10 @@ from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
 from solodg.cli.explain import explain
+from solodg.cli.export import export
 from solodg.cli.predict import predict
 from solodg.cli.report import report
+from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
@@ -34,6 +36,10 @@ app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
 app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
 app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
+app.command(epilog="Example: [bold]solodg export runs/toy-sky-solo-0 --onnx model.onnx[/bold]")(
+    export
+)
+app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(serve)
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
