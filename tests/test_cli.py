@@ -115,7 +115,10 @@ MISTAKES = {
     "unknown preset": (["train", "toy", "--preset", "paper"], "literal"),
     "unknown argument": (["train", "toy", "--set", "kl_wait=1"], "Did you mean 'kl_weight'"),
     "argument of another type": (["train", "toy", "--set", "kl_weight=much"], "valid number"),
-    "argument out of its choices": (["train", "toy", "--set", "turns=two"], "'one' or 'all'"),
+    "argument out of its choices": (
+        ["train", "toy", "--algorithm", "solo", "--set", "turns=two"],
+        "'one' or 'all'",
+    ),
     "malformed argument": (["train", "toy", "--set", "kl_weight"], "NAME=VALUE"),
     "no such value": (["train", "toy", "--steps", "0"], "--steps"),
     "channels": (["train", "toy", "--channels", "2"], "--channels"),
@@ -224,11 +227,11 @@ def test_the_literal_preset_is_the_papers(tmp_path, solodg) -> None:
     assert config["steps"] == 4  # what is given by hand goes over the preset
 
 
-def test_the_demo_compares_two_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
+def test_the_demo_compares_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
     code, out, err = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
     assert code == 0, err
     assert "ERM" in out
-    assert "single-sample" in out
+    assert "solo_plus" in out
     assert "unseen 0" in out.replace("\n", " ")
     assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 5_000
     assert str(tmp_path / "demo" / "report.html") in out
@@ -249,8 +252,8 @@ def test_square_brackets_in_names_are_kept(solodg, trained, tmp_path) -> None:
 
 
 def test_values_of_arguments_are_read_as_what_they_mean(solodg, tmp_path) -> None:
-    code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "r", "--set",
-                          "meta_learning=False", "--set", "kl_weight=.5")  # fmt: skip
+    code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "r", "--algorithm", "solo",
+                          "--set", "meta_learning=False", "--set", "kl_weight=.5")  # fmt: skip
     assert code == 0, err
     arguments = json.loads((tmp_path / "r" / "config.json").read_text())["arguments"]
     assert arguments == {"meta_learning": False, "kl_weight": 0.5}

@@ -1,6 +1,7 @@
 """A figure's numbers are the model's; the plane is the sources'; names never overlap."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -270,3 +271,32 @@ def test_explain_writes_both_kinds_for_every_image_and_names_the_bad(
     assert "after:" in out
     made_files = {p.name for p in (tmp_path / "out").iterdir()}
     assert made_files == {"x.png", "x.svg", "b-x.png", "b-x.svg"}
+
+
+def test_an_image_is_shown_in_the_frame_that_it_wrote(runs, picture) -> None:
+    for kind in KINDS:
+        model = Predictor.load(runs[kind])
+        found = explain(model, kept_plane(runs[kind], model), picture)
+        if kind[0] != "solo_plus":
+            assert found.framed is None
+            continue
+        with torch.inference_mode():
+            framed = model.algorithm.frame(picture[None] / 255.0)[0]
+        assert np.abs(found.framed - 255 * framed.numpy()).max() <= 0.51
+
+
+def test_any_sign_may_stand_in_a_name(runs, picture) -> None:
+    folder = runs["solo", "default"]
+    model = Predictor.load(folder)
+    found = explain(model, kept_plane(folder, model), picture)
+    text = svg(explain_figure(found, "cost$1_to_$2.png")).decode()
+    assert "cost$1_to_$2.png" in text
+
+
+def test_figures_drawn_at_once_are_the_figures_drawn_alone(runs, picture) -> None:
+    folder = runs["solo", "default"]
+    model = Predictor.load(folder)
+    found = explain(model, kept_plane(folder, model), picture)
+    alone = themed_svg(explain_figure(found))
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: themed_svg(explain_figure(found)), range(8))) == {alone}

@@ -8,7 +8,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from solodg.backbones import build_backbone
-from solodg.config import Machine, RunConfig
+from solodg.config import Machine, RunConfig, resolve
 from solodg.errors import UserError
 from solodg.image_norm import ImageBatchNorm, normalise_by_image
 from solodg.predictor import Predictor
@@ -93,3 +93,20 @@ def test_a_run_keeps_it_with_the_model(tmp_path: Path) -> None:
     model = Predictor.load(tmp_path / "run")
     assert model.info.image_norm == 50.0
     assert any(isinstance(m, ImageBatchNorm) for m in model.algorithm.modules())
+
+
+def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_refuse() -> None:
+    def resolved(**values) -> RunConfig:
+        given = {"dataset": "toy", "algorithm": "solo_plus", "backbone": "resnet18"}
+        return resolve(RunConfig(**given | values))
+
+    assert resolved().image_norm == 100
+    assert resolved(pretrained=True).image_norm == 300
+    assert resolved(backbone="alexnet").image_norm is None
+    assert not resolve(resolved(image_norm=0)).image_norm  # also when asked twice
+    assert resolved().arguments == {"frame": True}
+    assert resolved(variant="no-frame").arguments == {}
+    assert resolved(arguments={"frame": False}).arguments == {"frame": False}
+    assert resolved(algorithm="erm").image_norm is None
+    assert resolved(algorithm="erm").decay == "cosine"
+    assert resolved(algorithm="erm", pretrained=True).decay is None

@@ -17,10 +17,12 @@ from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.erm import ERM
 from solodg.backbones import build_backbone
 from solodg.errors import UserError
+from solodg.explain import adapts
 from solodg.model_info import ModelInfo
 from solodg.onnx_export import export_onnx, to_onnx
 from solodg.onnx_model import INPUT, METADATA, open_session
 from solodg.predictor import Predictor
+from solodg.types import Batch
 from test_contracts import VARIANTS, finalized
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from solodg.cli import main; main()"
@@ -67,7 +69,7 @@ def test_every_method_can_be_exported(toy, tmp_path: Path, name: str, variant: s
     for wanted, found in zip(model.judge(pixels), loaded.judge(pixels), strict=True):
         assert found.label == wanted.label
         assert found.probabilities == pytest.approx(wanted.probabilities, abs=1e-4)
-        assert (found.before is None) == (not hasattr(model.algorithm, "classifiers"))
+        assert (found.before is None) == (not adapts(model.algorithm))
         assert found.before == pytest.approx(wanted.before, abs=1e-4)
     assert loaded.info == model.info
 
@@ -174,3 +176,23 @@ def test_files_of_others_are_refused(digits_onnx: Path, tmp_path: Path) -> None:
         solodg.load(tmp_path / "broken.onnx")
     with pytest.raises(UserError, match="solodg export"):
         solodg.load(tmp_path / "nowhere.onnx")
+
+
+@pytest.mark.parametrize("size", [28, 48, 64, 100])
+def test_frames_of_any_size_are_exported(tmp_path: Path, size: int) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=size, image_norm=100.0)
+    for norm in (m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)  # as after training
+    model = ALGORITHMS["solo_plus"](backbone, num_classes=3, frame=True)
+    torch.nn.init.normal_(model.frame.write.weight, std=0.1)
+    y = torch.arange(12) % 3
+    model.eval().finalize([Batch(torch.rand(12, 3, size, size), y, torch.arange(12) // 6)])
+    info = ModelInfo(
+        algorithm="solo_plus", variant="default", arguments={"frame": True}, backbone="small_cnn",
+        channels=3, image_size=size, image_norm=100.0, classes=["a", "b", "c"],
+        source_domains=["d", "e"], dataset="toy",
+    )  # fmt: skip
+    path = tmp_path / "framed.onnx"
+    assert export_onnx(Predictor(model, info), path) < 1e-4
+    assert solodg.load(path).info.image_norm == 100.0

@@ -45,5 +45,6 @@ def test_every_answer_is_as_described(api, path, method, mode) -> None:
 def test_everything_is_described(api) -> None:
     described = {(o.ok().path, o.ok().method.upper()) for o in api.get_all_operations()}
     assert described == {
-        ("/predict", "POST"), ("/model", "GET"), ("/health", "GET"), ("/metrics", "GET"),
+        ("/predict", "POST"), ("/explain", "POST"), ("/model", "GET"), ("/health", "GET"),
+        ("/metrics", "GET"),
     }  # fmt: skip

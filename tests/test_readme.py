@@ -132,7 +132,11 @@ def test_the_figures_of_the_readme_are_those_of_committed_records() -> None:
     """The demo's rows in the README, made again from the records: means and 95% intervals."""
     lines = (ROOT / "docs" / "results" / "demo.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    for algorithm, name in (("erm", "ERM"), ("solo", "single-sample (`solo`)")):
+    for algorithm, name in (
+        ("erm", "ERM"),
+        ("solo", "single-sample (`solo`)"),
+        ("solo_plus", "single-sample (`solo_plus`)"),
+    ):
         cells = []
         for role, domains in (("target", ["0"]), ("target", ["90"]), ("target", ["0", "90"]),
                               ("in-distribution", ["15", "30", "45", "60", "75"])):  # fmt: skip

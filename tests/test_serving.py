@@ -21,7 +21,7 @@ from PIL import Image
 import solodg
 from serving_process import Server, listening, served
 from solodg.onnx_model import OnnxPredictor
-from solodg.prediction import Prediction
+from solodg.prediction import Prediction, uncertainty
 from solodg.serving.answers import report
 from solodg.serving.batching import DIGITS, SLACK, could_tip
 
@@ -116,12 +116,22 @@ def test_what_cannot_tip_is_reported_alike(values, shifts) -> None:
     def prediction(row: np.ndarray) -> Prediction:
         named = dict(zip("abcdef", row.tolist(), strict=False))
         best = max(named, key=named.__getitem__)
-        return Prediction(best, named[best], 0.5, named, None)
+        certainty = float(uncertainty(np.clip(row, 0, 1)))
+        return Prediction(best, named[best], certainty, named, None)
 
     row = np.array(values) / sum(values)
-    moved = row + SLACK * np.array(shifts[: len(row)])
+    moved = np.clip(row + SLACK * np.array(shifts[: len(row)]), 0, 1)
     if not could_tip(prediction(row)):
         assert as_reported(prediction(moved)) == as_reported(prediction(row))
+
+
+def test_a_small_probability_moves_the_uncertainty_a_lot_and_is_asked_again() -> None:
+    rare = 3.107e-5
+    row = np.array([1 - rare, rare])
+    moved = np.array([1 - rare + 0.99e-6, rare - 0.99e-6])
+    assert round(float(uncertainty(row)), DIGITS) != round(float(uncertainty(moved)), DIGITS)
+    named = dict(zip("ab", row.tolist(), strict=True))
+    assert could_tip(Prediction("a", row[0], float(uncertainty(row)), named, None))
 
 
 def test_what_lies_at_the_edge_is_asked_again() -> None:
@@ -284,7 +294,8 @@ def half_sent(url: str, content: bytes) -> socket.socket:
     """A connection that has sent its headers and half of its body."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=10)
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    length = f"Content-Length: {len(content)}"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode()
     connection.sendall(head + content[: len(content) // 2])
     return connection
 
@@ -392,3 +403,12 @@ def test_a_run_draws_what_adapting_to_an_image_did(digits_run, server, picture: 
     refused = httpx.post(f"{server.url}/explain", content=picture)  # an ONNX file
     assert refused.status_code == 404
     assert "folder of a run" in refused.json()["error"]
+
+
+def test_a_server_on_loopback_answers_only_to_names_of_this_machine(server) -> None:
+    for host in ("evil.example", "evil.example:80", "10.0.0.1"):
+        refused = httpx.get(f"{server.url}/model", headers={"Host": host})
+        assert refused.status_code == 403
+        assert "this machine" in refused.json()["error"]
+    for host in ("localhost", "127.0.0.1:9999", "[::1]:8000"):
+        assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == 200

@@ -7,6 +7,7 @@ preprocessing.
 """
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -180,6 +181,18 @@ def build_backbone(
     mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
     std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
     return Backbone(net, channels=channels, image_size=image_size, mean=mean, std=std)
+
+
+@cache
+def has_batch_norm(name: str) -> bool:
+    """Of a backbone by name; of a name that there is not, that it may."""
+    if name == "alexnet":
+        return False
+    if name == "small_cnn" or not timm.is_model(name):
+        return True
+    with torch.device("meta"):  # the structure alone
+        model = timm.create_model(name, num_classes=0)
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 def backbone_names() -> list[str]:

@@ -187,6 +187,8 @@ def _channels(config: RunConfig, spec: DatasetSpec) -> int:
 
 def _with_recipe(config: RunConfig) -> RunConfig:
     """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
+    from solodg.backbones import has_batch_norm  # late: it imports all of timm
+
     if config.algorithm not in ALGORITHMS:
         raise unknown("algorithm", config.algorithm, ALGORITHMS)
     kind = ALGORITHMS[config.algorithm]
@@ -194,6 +196,8 @@ def _with_recipe(config: RunConfig) -> RunConfig:
     said = kind.variants.get(config.variant, {})
     arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in said}
     values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
+    if "image_norm" in values and not has_batch_norm(config.backbone):
+        del values["image_norm"]  # other norms are the image's own already
     return config.model_copy(update=values | {"arguments": arguments | config.arguments})
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from solodg.algorithms import Algorithm
 from solodg.algorithms.solo import Solo
+from solodg.algorithms.solo_plus import SoloPlus
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.plane import Floats, Plane, apart
@@ -71,7 +72,7 @@ class Neighbour:
 class Explanation:
     """One image, before and after the adaptation to it."""
 
-    pixels: NDArray[np.uint8]  # (channels, H, W) as the model sees it
+    pixels: NDArray[np.uint8]  # (channels, H, W)
     classes: tuple[str, ...]
     plane: Plane
     embedding: Floats  # (D,)
@@ -79,6 +80,7 @@ class Explanation:
     after: Judgement
     nearest: tuple[Neighbour, ...]
     truth: int | None = None  # the class, where it is known
+    framed: NDArray[np.uint8] | None = None  # the image in the frame that it wrote for itself
 
     @cached_property
     def moved(self) -> Floats | None:
@@ -128,6 +130,7 @@ def explain(
         after = _fixed(algorithm, x)
     return Explanation(
         pixels=pixels,
+        framed=_framed(algorithm, x),
         classes=tuple(predictor.classes),
         plane=plane,
         embedding=embedding,
@@ -136,6 +139,13 @@ def explain(
         nearest=_nearest(predictor, plane, embedding),
         truth=truth,
     )
+
+
+def _framed(algorithm: Algorithm, x: torch.Tensor) -> NDArray[np.uint8] | None:
+    if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
+        return None
+    shown: NDArray[np.uint8] = (255 * algorithm.frame(x)[0]).round().to(torch.uint8).numpy()
+    return shown
 
 
 def _written(algorithm: Solo, x: torch.Tensor, observed: Features) -> Judgement:

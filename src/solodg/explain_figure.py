@@ -26,7 +26,11 @@ def explain_figure(e: Explanation, name: str = "") -> Figure:
     figure = new_figure(*_SIZE)
     figure.text(0.02, 0.975, headline(e), color=INK, fontsize=12, weight="bold", va="top")
     figure.text(0.02, 0.925, subline(e), color=INK, fontsize=9.5, va="top")
-    _draw_image(_add(figure, 0.25, 2.3, 2.4, 2.4), e, name)
+    if e.framed is None:
+        _draw_image(_add(figure, 0.25, 2.3, 2.4, 2.4), e.pixels, short(name, 26))
+    else:
+        _draw_image(_add(figure, 0.2, 2.9, 1.25, 1.25), e.pixels, short(name, 14))
+        _draw_image(_add(figure, 1.6, 2.9, 1.25, 1.25), e.framed, "in its own frame")
     _draw_nearest(figure, e)
     draw_plane(_add(figure, 3.0, 0.72, 4.6, 3.8), e)
     rows = shown_classes(e)
@@ -48,7 +52,7 @@ def _add(
 def plane_figure(e: Explanation) -> Figure:
     """The plane alone, for a page."""
     figure = new_figure(4.6, 4.6)
-    draw_plane(figure.add_axes((0.02, 0.14, 0.96, 0.77)), e)
+    draw_plane(figure.add_axes((0.02, 0.14, 0.96, 0.74)), e)
     return figure
 
 
@@ -87,17 +91,17 @@ def subline(e: Explanation) -> str:
     return "; ".join(words)
 
 
-def _draw_image(axis: Any, e: Explanation, name: str) -> None:
-    _show(axis, e.pixels)
+def _draw_image(axis: Any, pixels: NDArray[np.uint8], title: str) -> None:
+    _show(axis, pixels)
     axis.set_anchor("N")
-    if name:
-        axis.set_title(short(name, 26), fontsize=9, color=INK)
+    if title:
+        axis.set_title(title, fontsize=9, color=INK)
 
 
 def _draw_nearest(figure: Figure, e: Explanation) -> None:
     """Three a row, below the image."""
-    figure.text(0.25 / _SIZE[0], 2.2 / _SIZE[1], "nearest source training images", fontsize=8.5,
-                color=INK, va="top")  # fmt: skip
+    title = f"nearest of {len(e.plane.labels)} source training images"
+    figure.text(0.25 / _SIZE[0], 2.2 / _SIZE[1], title, fontsize=8, color=INK, va="top")
     for number, neighbour in enumerate(e.nearest):
         row, column = divmod(number, 3)
         axis = _add(figure, 0.34 + 0.83 * column, 1.38 - 0.98 * row, 0.62, 0.62)

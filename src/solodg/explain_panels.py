@@ -53,7 +53,7 @@ def draw_plane(axis: Any, e: Explanation) -> None:
     axis.set_title(
         f"the plane shows {100 * plane.shown_centres:.0f}% of the variance between source class "
         f"centres,\n{100 * plane.shown_images:.0f}% of that between source images; same plane for "
-        "every image",
+        "every image;\nprototypes are centred, and drawn at the size of the class centres",
         fontsize=7.5, color=INK,
     )  # fmt: skip
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False,

@@ -136,4 +136,7 @@ def _noise(predictor: Predictor, count: int) -> Pixels:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("solodg", "torch", "timm", "onnx", "onnxruntime")}
+    import onnxruntime
+
+    known = {name: version(name) for name in ("solodg", "torch", "timm", "onnx")}
+    return known | {"onnxruntime": onnxruntime.__version__}  # several packages may provide it

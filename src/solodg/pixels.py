@@ -112,12 +112,15 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
     So a scan of 12 bits in a file of 16 keeps its contrast; floats may also lie in [0, 1].
     """
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64)).clip(min=0.0)
+    values = np.array(image, dtype=np.float32)  # one copy, and all that follows is done in it
+    np.nan_to_num(values, copy=False)
+    np.maximum(values, 0.0, out=values)
     largest = float(values.max(initial=0.0))
     usual = [2.0**bits - 1 for bits in (8, 10, 12, 14, 16)]
     usual = [1.0, *usual] if image.mode == "F" else usual
     top = next((limit for limit in usual if largest <= limit), largest)
-    return Image.fromarray((values / top * 255.0).round().astype(np.uint8))
+    values *= 255.0 / top
+    return Image.fromarray(np.rint(values, out=values).astype(np.uint8))
 
 
 def _is_tensor(image: Any) -> bool:

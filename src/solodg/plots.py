@@ -13,6 +13,7 @@ from solodg.types import Record
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -58,6 +59,13 @@ def accuracy_by_domain(
     curves.legend(frameon=False, loc="lower center")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def log_axis(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(LogFormatter())
 
 
 def _thumbnail(axis: Any, image: NDArray[np.uint8], position: int) -> None:
@@ -127,7 +135,7 @@ def batch_size_curves(
         axis.grid(axis="y", color="0.85", lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         if log:
-            axis.set_yscale("log")
+            log_axis(axis)
     axes[0][0].set_ylabel(ylabel)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False)  # fmt: skip

@@ -43,7 +43,7 @@ class Predictor(ImagePredictor):
         if write is None:
             raise UserError(
                 f"algorithm {self.info.algorithm!r} has one classifier for all images; "
-                "only solo writes one for each."
+                "only solo and its kin write one for each."
             )
         with torch.inference_mode():
             mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()

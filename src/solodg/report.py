@@ -7,7 +7,7 @@ import numpy as np
 
 from solodg.assembly import Say
 from solodg.checkpoint import selection
-from solodg.config import Machine
+from solodg.config import Machine, RunConfig
 from solodg.explain import Explanation, explain
 from solodg.explain_figure import plane_figure, probabilities_figure
 from solodg.judged import GALLERIES, JudgedPart, JudgedRun, judge_run
@@ -112,8 +112,10 @@ def _facts(folder: Path, run: JudgedRun) -> dict[str, str]:
         "unseen domains": ", ".join(config.targets),
         "source domains": ", ".join(run.info.source_domains),
         "training": f"{config.steps} steps, seed {config.seed}",
-        "selected": f"step {chosen['step']}, by source validation "
-        f"(accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
+        "settings": _settings(config),
+        "selected": f"step {chosen['step']}, "
+        + ("by leaving one source domain out" if config.select else "by source validation")
+        + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
         "protocol": run.protocol,
     }
     if (folder / FINISHED).is_file():
@@ -123,6 +125,25 @@ def _facts(folder: Path, run: JudgedRun) -> dict[str, str]:
         names = ("solodg", "torch", "timm")
         facts["versions"] = ", ".join(f"{n} {versions[n]}" for n in names if n in versions)
     return facts
+
+
+def _settings(config: RunConfig) -> str:
+    """What a result may depend on besides the data and the method."""
+    start = config.weights or ("published" if config.pretrained else "random")
+    words = [f"{Path(start).name} weights"]
+    if config.image_norm:
+        words.append(f"image norm {config.image_norm:g}")
+    words.append(f"learning rate {config.learning_rate:g}")
+    if not config.freeze_backbone:
+        words.append(f"of the backbone {config.backbone_learning_rate:g}")
+    words.append(f"{config.decay or 'constant'} decay")
+    words.append(f"label smoothing {config.label_smoothing or 0:g}")
+    if config.weight_average:
+        words.append(f"weight average {config.weight_average:g}")
+    words.append(f"weight decay {config.weight_decay:g}")
+    words.append(f"{config.batch_size} queries, {config.context_images} context images")
+    words.append("augmented" if config.augment and not config.freeze_backbone else "not augmented")
+    return ", ".join(words)
 
 
 def _curves(folder: Path) -> list[Picture]:
@@ -227,6 +248,7 @@ def _card(part: JudgedPart, index: int, e: Explanation) -> Card:
             (photo(thumbnails[n.index], f"{n.label} of {n.domain}"), f"{n.label}, {n.domain}")
             for n in e.nearest
         ],
+        framed=None if e.framed is None else photo(e.framed, f"{alt} in its own frame"),
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from solodg.judged import JudgedPart
-from solodg.plots import COLOURS
+from solodg.plots import COLOURS, log_axis
 from solodg.themed import BLUE, GREY, INK, ORANGE, new_figure, plain_axis
 
 WRITTEN = 12  # up to so many classes, a confusion matrix has numbers
@@ -57,7 +57,7 @@ def _curves(
         axis.annotate(" selected", (selected, 0.03), xycoords=("data", "axes fraction"), color=INK,
                       fontsize=8, ha="right", rotation=90, va="bottom")  # fmt: skip
     if log:
-        axis.set_yscale("log")
+        log_axis(axis)
     axis.set(xlabel="step", ylabel=ylabel)
     plain_axis(axis, grid="y")
     if len(curves) > 1:

@@ -43,6 +43,7 @@ class Card:
     uncertainty: str
     figures: list[Picture]
     nearest: list[tuple[Picture, str]]
+    framed: Picture | None  # the image in its own frame, where it writes one
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ INK = "#010203"  # text and lines: takes the colour of the page's text
 GREY = "#7c7c7c"  # is read on white and on black
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
 _DARK = {BLUE: COLOURS[5], ORANGE: COLOURS[4], "#d9d9d9": "#3a3f46"}  # the same palette, and grids
-_SVG: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "solodg",
-}  # small, and the same every time
+# For the whole process, since a context of settings is not one thread's own: SVG with real text,
+# small and the same every time; and names of files, classes and domains may hold a $.
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "solodg", "text.parse_math": False})
 _STYLE = """<style>
 svg{{color:#1b1d21;{light}}}
 @media (prefers-color-scheme:dark){{svg{{color:#e7e9ec;{dark}}}}}
@@ -80,6 +79,5 @@ def plain_axis(axis: Any, *, grid: str | None = None) -> None:
 
 def _svg(figure: Figure, **options: Any) -> bytes:
     out = io.BytesIO()
-    with mpl.rc_context(_SVG):
-        figure.savefig(out, format="svg", metadata={"Date": None}, **options)
+    figure.savefig(out, format="svg", metadata={"Date": None}, **options)
     return out.getvalue()

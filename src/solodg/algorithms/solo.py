@@ -362,12 +362,12 @@ class Solo(Algorithm):
         """`before`: the same average for what the meta-prior writes from the source centres."""
         features = self._read(x)
         moments = self._test_moments(features)
+        logits = moments.mean.masked_fill(self.absent, -math.inf)
+        probabilities = self._softmax_samples(moments).mean(1)
+        if self.posterior == "invariant":  # one classifier for all images
+            return Verdicts(logits, probabilities, None)
         prior = shared_logits(self.source_classifier(), features.embedding)
-        return Verdicts(
-            moments.mean.masked_fill(self.absent, -math.inf),
-            self._softmax_samples(moments).mean(1),
-            self._softmax_samples(prior).mean(1),
-        )
+        return Verdicts(logits, probabilities, self._softmax_samples(prior).mean(1))
 
     def sampled_probabilities(self, observed: Features) -> Tensor:
         """Softmax under each of the sampled classifiers, (B, M, C)."""

@@ -24,14 +24,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.frame import Frame
+from solodg.algorithms.frame import Frame, resampled
 from solodg.algorithms.solo import Solo
 from solodg.errors import UserError
 from solodg.types import Batch, Features
 
 
 class SoloPlus(Solo):
-    """`solo` on a style code of few dimensions; arguments besides are those of `solo`."""
+    """`solo` on a style code of few dimensions, read from an image in its own frame.
+
+    code_dim        numbers of the style code; `domain_weight` that of its domain supervision
+    swap, film      in training another image's code of the domain; the code's FiLM
+    frame           the image writes its frame; off on stored features, which have no pixels
+    """
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": True}},
@@ -80,8 +85,11 @@ class SoloPlus(Solo):
     def embed(self, x: Tensor) -> Tensor:
         return self._read(x).embedding
 
-    def observe(self, x: Tensor) -> Features:
-        features: Features = self.backbone(x if self.frame is None else self.frame(x))
+    def observe(self, x: Tensor, maps: Tensor | None = None) -> Features:
+        """`maps`: in frames that others wrote, (B, 2, 3)."""
+        if self.frame is not None:
+            x = resampled(x, self.frame.maps(x) if maps is None else maps)
+        features: Features = self.backbone(x)
         code: Tensor = self.encode(self.standardise(features.style.detach()))
         return Features(features.embedding, code)
 

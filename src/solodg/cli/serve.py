@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from solodg.cli.console import err
+from solodg.cli.options import MovedDataDir
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ def serve(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="Ask every request for this bearer token.  [dim]default: $SOLODG_TOKEN[/dim]"
+            help="Ask for this bearer token.  [dim]default: $SOLODG_TOKEN; else none[/dim]"
         ),
     ] = None,
+    data_dir: MovedDataDir = None,
 ) -> None:
     """Serve a model: a page to drop images on, and POST /predict for programs.
 
@@ -66,20 +68,21 @@ def serve(
     )
     name = model.resolve().name
     predictor = solodg.load(model)
-    draw = _figures(model, predictor) if model.is_dir() else None
+    draw = _figures(model, predictor, data_dir) if model.is_dir() else None
     run_server(predictor, name, settings, host=host, port=port, draw=draw, say=err.print)
 
 
-def _figures(run: Path, predictor: Any) -> "Draw | None":
+def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
     """What draws an image's explanation; it needs the source images of the run, once."""
     from solodg.explain import explain
     from solodg.explain_figure import explain_figure
     from solodg.plane import kept_plane
     from solodg.progress import BarProgress
+    from solodg.runfolder import moved_machine
     from solodg.themed import themed_svg
 
     try:
-        plane = kept_plane(run, predictor, progress=BarProgress(err))
+        plane = kept_plane(run, predictor, moved_machine(run, data_dir), progress=BarProgress(err))
     except (UserError, OSError) as error:
         err.print(f"No figures: {error}", style="yellow")
         return None

@@ -36,13 +36,17 @@ def train(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="solo (the single-sample method) or erm.")
-    ] = "solo",
+        str | None,
+        typer.Option(
+            help="solo_plus, solo (the paper's method), erm, or another of the README's table.  "
+            "[dim]default: solo_plus; solo with its presets and variants[/dim]"
+        ),
+    ] = None,
     variant: Annotated[
         str | None,
         typer.Option(
-            help="Of solo: default, invariant, no-hierarchy, no-prior-supervision, "
-            "no-meta-learning, literal."
+            help="Of solo_plus: no-frame, no-film, no-swap, no-domain-supervision. Of solo: "
+            "invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal."
         ),
     ] = None,
     preset: Annotated[
@@ -167,6 +171,7 @@ def train(
     precision: Annotated[str | None, typer.Option(help="32-true, 16-mixed or bf16-mixed.")] = None,
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation."""
+    algorithm = algorithm or _default_algorithm(preset, variant)
     given = {
         name: value
         for name, value in {
@@ -234,6 +239,14 @@ def train(
     train_run(config, machine, folder, resume=resume, progress=BarProgress(err), say=err.print)
     if _is_first_process():
         _after_training(folder)
+
+
+def _default_algorithm(preset: str | None, variant: str | None) -> str:
+    """The best we have; the paper's method where a preset or a variant of it is asked for."""
+    from solodg.algorithms import ALGORITHMS
+
+    ours = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
+    return "solo_plus" if ours else "solo"
 
 
 def assignments(pairs: Iterable[str]) -> dict[str, Any]:

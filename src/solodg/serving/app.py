@@ -19,6 +19,7 @@ from solodg.serving.answers import Answer, Health, Model, Problem
 from solodg.serving.docs_page import docs_page
 from solodg.serving.draining import Draining
 from solodg.serving.metrics import Measured
+from solodg.serving.own_host import OwnHost
 from solodg.serving.refusal import Refusal
 from solodg.serving.service import Draw, Service
 from solodg.serving.settings import Settings
@@ -66,8 +67,14 @@ _REFUSALS = {
 
 
 def build_app(
-    predictor: ImagePredictor, name: str, settings: Settings, draw: Draw | None = None
+    predictor: ImagePredictor,
+    name: str,
+    settings: Settings,
+    draw: Draw | None = None,
+    *,
+    only_here: bool = False,
 ) -> FastAPI:
+    """`only_here`: refuse who calls this machine by a name that is not its own."""
     service = Service(predictor, name, settings, draw)
 
     @asynccontextmanager
@@ -78,7 +85,7 @@ def build_app(
     app = FastAPI(
         title="SoloDG",
         version=version("solodg"),
-        summary=f"Classes of images, each judged alone, by {name}.",
+        summary="Classes of images, each judged alone.",
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages fetch their scripts from elsewhere
         redoc_url=None,
@@ -90,6 +97,8 @@ def build_app(
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
     app.add_middleware(Draining, limit=4 * settings.max_bytes)
     app.add_middleware(Measured, metrics=service.metrics, paths=paths)
+    if only_here:
+        app.add_middleware(OwnHost)
     return app
 
 

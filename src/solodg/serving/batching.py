@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
 from solodg.prediction import ImagePredictor, Prediction
@@ -100,10 +101,23 @@ def could_tip(answer: Prediction) -> bool:
     if answer.probability - rival < 2 * SLACK:
         return True
     before = np.array(list((answer.before or {}).values()))
-    # An entropy changes faster than its probabilities: by their logarithm.
     numbers = np.concatenate([after, before, [answer.uncertainty]])
     slack = np.full(len(numbers), SLACK)
-    slack[-1] = 10 * SLACK
+    slack[-1] = _entropy_slack(after)
     steps = numbers * 10**DIGITS
     to_tip = np.abs(steps - np.floor(steps) - 0.5)
     return bool((to_tip < slack * 10**DIGITS).any())
+
+
+def _entropy_slack(probabilities: NDArray[np.float64]) -> float:
+    """How far `SLACK` in every probability can move the uncertainty."""
+    own, up, down = (
+        -p * np.log(np.maximum(p, 1e-300))
+        for p in (
+            probabilities,
+            np.minimum(probabilities + SLACK, 1.0),
+            np.maximum(probabilities - SLACK, 0.0),
+        )
+    )
+    moved = np.maximum(np.abs(up - own), np.abs(down - own)).sum()
+    return float(moved / np.log(max(2, len(probabilities))) + 1e-9)

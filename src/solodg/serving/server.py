@@ -12,6 +12,7 @@ import uvicorn
 from solodg.errors import UserError
 from solodg.prediction import ImagePredictor
 from solodg.serving.app import build_app
+from solodg.serving.own_host import is_loopback
 from solodg.serving.service import Draw
 from solodg.serving.settings import Settings
 
@@ -35,11 +36,13 @@ def serve(
 ) -> None:
     """Until SIGTERM or SIGINT; then no more is taken in, and what was is answered."""
     listening = _listen(host, port)
+    if not is_loopback(host) and settings.token is None:
+        say(f"{host} is open to the network and asks for no token: see --token-file.")
     with listening:
         _warm_up(predictor, settings.max_batch)
         address = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
-            build_app(predictor, name, settings, draw),
+            build_app(predictor, name, settings, draw, only_here=is_loopback(host)),
             log_config=_LOG,
             access_log=False,
             server_header=False,
@@ -48,10 +51,22 @@ def serve(
         # uvicorn raises the signal again once it has stopped: that is not an error here.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        say(f"Serving {name} at http://{address}:{listening.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listening])
+        told = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
+        _Server(config, lambda: say(told)).run(sockets=[listening])
     say("Stopped.")
     logging.shutdown()
+
+
+class _Server(uvicorn.Server):
+    """Says so once it answers, and once a signal would stop it."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
 
 
 def _warm_up(predictor: ImagePredictor, images: int) -> None:
@@ -63,7 +78,7 @@ def _warm_up(predictor: ImagePredictor, images: int) -> None:
 def read_token(path: Path | None, environment: str | None) -> str | None:
     """From a file, or from the environment; never from the command line, which all can see."""
     if path is None:
-        return environment
+        return environment.strip() if environment else None
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -37,6 +37,7 @@ class Service:
         self.metrics.inside.set_function(lambda: self.house.taken)
         self.batcher = MicroBatcher(predictor, settings.max_batch, self.metrics.computed)
         self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
+        self.drawer = ThreadPoolExecutor(1, thread_name_prefix="draw")  # figures wait, not answers
 
     async def predict(self, request: Request) -> Answer:
         return await self._within_limits(request, self._answer)
@@ -75,7 +76,7 @@ class Service:
             raise Refusal(400, f"{len(uploads)} images: a figure explains one.")
         pixels = await self._pixels(uploads[0])
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.decoders, self.draw, pixels)
+        return await loop.run_in_executor(self.drawer, self.draw, pixels)
 
     async def _pixels(self, upload: Upload) -> Pixels:
         decode = partial(
@@ -113,3 +114,4 @@ class Service:
     def close(self) -> None:
         self.batcher.close()
         self.decoders.shutdown()
+        self.drawer.shutdown(cancel_futures=True)
