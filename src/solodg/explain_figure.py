@@ -88,6 +88,8 @@ def subline(e: Explanation) -> str:
         words.append(
             f"uncertainty {e.before.uncertainty:.2f} before, {e.after.uncertainty:.2f} after"
         )
+        if e.framed is not None:
+            words.append("read in its own frame both times")
     return "; ".join(words)
 
 
