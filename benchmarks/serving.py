@@ -84,12 +84,13 @@ async def client(
     number = start
     while time.perf_counter() < until:
         number = (number + 1) % len(images)
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(images[number])}\r\n\r\n"
+        length = f"Content-Length: {len(images[number])}"
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
         started = time.perf_counter()
         writer.write(head.encode() + images[number])
         answer = await reader.readuntil(b"\r\n\r\n")
-        length = int(re.search(rb"content-length: (\d+)", answer)[1])  # type: ignore[index]
-        body = json.loads(await reader.readexactly(length))
+        size = int(re.search(rb"content-length: (\d+)", answer)[1])  # type: ignore[index]
+        body = json.loads(await reader.readexactly(size))
         load.times.append(time.perf_counter() - started)
         status = int(answer.split()[1])
         load.statuses[status] += 1
