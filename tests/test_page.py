@@ -99,7 +99,8 @@ def test_a_token_is_asked_for_on_the_page(chromium, model, files) -> None:
         chromium.driver.find_element("id", "token").send_keys("abc\n")
         wait(chromium, "document.getElementById('model').textContent.includes('small_cnn')")
         choose(chromium, files[:1])
-        wait(chromium, "document.querySelector('article h2').textContent !== ''")
+        said = wait(chromium, "document.querySelector('article h2').textContent")
+    assert said == model.predict(files[0]).label
 
 
 def test_a_served_run_explains_what_adapting_did(chromium, digits_run, files) -> None:

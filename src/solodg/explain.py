@@ -121,8 +121,8 @@ def explain(
     before = None
     if isinstance(algorithm, Solo):
         observed = algorithm.observe(x)
-        embedding = algorithm.embed(x)[0].double().numpy()
-        after = _written(algorithm, x, observed)
+        embedding = algorithm.conditioned(observed).embedding[0].double().numpy()
+        after = _written(algorithm, observed)
         if adapts(algorithm):
             before = _prior(algorithm, observed)
     else:
@@ -148,8 +148,8 @@ def _framed(algorithm: Algorithm, x: torch.Tensor) -> NDArray[np.uint8] | None:
     return shown
 
 
-def _written(algorithm: Solo, x: torch.Tensor, observed: Features) -> Judgement:
-    rows = algorithm.classifiers(x).mean[0].double().numpy()
+def _written(algorithm: Solo, observed: Features) -> Judgement:
+    rows = algorithm.written_for(observed).mean[0].double().numpy()
     logits = algorithm.logits(observed)[0].double().numpy()
     samples = algorithm.sampled_probabilities(observed)[0].double().numpy()
     return Judgement(rows, np.zeros(len(rows)), logits, samples)

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from solodg import checkpoint
 from solodg.algorithms import Algorithm
-from solodg.algorithms.solo import Solo
 from solodg.assembly import Say, inputs, single_device
 from solodg.config import Machine, RunConfig
 from solodg.data import LabelledImages
 from solodg.evaluation import Predictions, metrics
-from solodg.explain import adapts
 from solodg.model_info import ModelInfo
 from solodg.prediction import uncertainty
 from solodg.progress import Progress
@@ -110,13 +108,10 @@ def _judge(
     before, after = [], []
     with progress.bar(f"Judging {domain}", len(images)) as advance:
         for batch in inputs(images):
-            x = batch.x.to(device)
-            if isinstance(algorithm, Solo) and adapts(algorithm):
-                observed = algorithm.observe(x)
-                before.append(_rows(algorithm.prior_sampled_probabilities(observed).mean(1)))
-                after.append(_rows(algorithm.sampled_probabilities(observed).mean(1)))
-            else:
-                after.append(_rows(algorithm.probabilities(x)))
+            verdicts = algorithm.judge(batch.x.to(device))
+            after.append(_rows(verdicts.probabilities))
+            if verdicts.before is not None:
+                before.append(_rows(verdicts.before))
             advance(len(batch.y))
     stacked = np.concatenate(before) if before else None
     return JudgedPart(part.role, domain, part.pixels, stacked, np.concatenate(after))

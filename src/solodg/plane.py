@@ -30,6 +30,7 @@ from solodg.errors import UserError
 from solodg.predictor import Predictor
 from solodg.progress import NoProgress, Progress
 from solodg.runfolder import read_config, read_machine
+from solodg.scored_data import check_classes
 from solodg.storage import read_tensors, write_tensors
 
 PLANE = "plane.safetensors"
@@ -172,11 +173,7 @@ def _source_images(
     if dataset is not None:
         config = config.model_copy(update={"dataset": dataset})
     source, config = open_source(config, machine or read_machine(folder))
-    if list(source.classes) != predictor.classes:
-        raise UserError(
-            "the classes of the data are not those of the model: has a folder been renamed, added "
-            "or removed?"
-        )
+    check_classes(source.classes, predictor.info)
     cells = len(source.classes) * len(source.domain_names)
     return source.train.balanced(max(1, min(PER_CELL, MOST_IMAGES // cells)), config.seed)
 

@@ -8,6 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from solodg.explain_panels import short
 from solodg.judged import JudgedPart
 from solodg.plots import COLOURS, log_axis
 from solodg.themed import BLUE, GREY, INK, ORANGE, new_figure, plain_axis
@@ -72,8 +73,8 @@ def confusion(part: JudgedPart, classes: Sequence[str]) -> Figure:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     few = len(classes) <= NAMED
     figure = new_figure(4.6, 4.6)
-    short = [c if len(c) < 13 else c[:11] + "…" for c in classes]
-    margin = 0.1 + 0.013 * max(len(c) for c in short) if few else 0.1  # room for names
+    names = [short(c, 12) for c in classes]
+    margin = 0.1 + 0.013 * max(map(len, names)) if few else 0.1  # room for names
     axis = figure.add_axes((margin, margin, 0.98 - margin, 0.98 - margin))
     # From nothing to blue, so that it stands on any page.
     ramp = LinearSegmentedColormap.from_list("ramp", [(0, 0.447, 0.698, 0), (0, 0.447, 0.698, 1)])
@@ -81,8 +82,8 @@ def confusion(part: JudgedPart, classes: Sequence[str]) -> Figure:
     plain_axis(axis)
     size = 8 if len(classes) <= WRITTEN else 6
     ticks = range(len(classes)) if few else []
-    axis.set_xticks(ticks, short if few else [], rotation=90, fontsize=size)
-    axis.set_yticks(ticks, short if few else [], fontsize=size)
+    axis.set_xticks(ticks, names if few else [], rotation=90, fontsize=size)
+    axis.set_yticks(ticks, names if few else [], fontsize=size)
     axis.set(xlabel="said", ylabel="true" if few else "true, in the order of the classes")
     if len(classes) <= WRITTEN:
         for (row, column), share in np.ndenumerate(shares):

@@ -60,11 +60,7 @@ def open_scored(
     """What a run is scored on; a frozen backbone gives way to its features, computed once."""
     config = _moved(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
-    if list(data.classes) != info.classes:
-        raise UserError(
-            f"the classes of the data ({_shortened(data.classes)}) are not those of the model "
-            f"({_shortened(info.classes)}): has a folder been renamed, added or removed?"
-        )
+    check_classes(data.classes, info)
     store = None
     if config.freeze_backbone and not needs_images:
         backbone = algorithm.backbone
@@ -129,6 +125,15 @@ def _held_out(
     if test:
         return ScoredPart(role, featured.test, source.test)
     return ScoredPart(role, featured.val, source.val)
+
+
+def check_classes(found: Sequence[str], info: ModelInfo) -> None:
+    """The data must have the classes of the model, in their order."""
+    if list(found) != info.classes:
+        raise UserError(
+            f"the classes of the data ({_shortened(found)}) are not those of the model "
+            f"({_shortened(info.classes)}): has a folder been renamed, added or removed?"
+        )
 
 
 def _shortened(names: Sequence[str]) -> str:

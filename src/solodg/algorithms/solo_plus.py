@@ -100,9 +100,9 @@ class SoloPlus(Solo):
             extra["domain"] = self.domain_weight * prototype_loss(code, merged.domain)
         if self.swap:
             code = code[within_domain_shuffle(merged.domain)]
-        return self._conditioned(Features(z, code)), extra
+        return self.conditioned(Features(z, code)), extra
 
-    def _conditioned(self, observed: Features) -> Features:
+    def conditioned(self, observed: Features) -> Features:
         if self.film is None:
             return observed
         scale, shift = self.film(observed.style).chunk(2, 1)
