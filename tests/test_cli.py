@@ -348,6 +348,22 @@ def test_evaluate_with_an_adapter_records_its_stream(solodg, tmp_path: Path) -> 
         "arguments": {"steps": 2}, "batch_size": 16, "domains": "mixed", "order_seed": 0,
         "reset": "domain", "images": None,
     }  # fmt: skip
-    code, _, said = solodg("evaluate", run, "--batch-size", "16")
+    code, _, said = solodg("evaluate", run, "--steps", "3")
     assert code == 2
-    assert "--adapter" in said
+    assert "adapter none takes no 'steps'" in said
+
+
+def test_a_stream_changes_no_answer_of_a_single_sample_method(solodg, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--target", "sky", "--target", "ash", "--algorithm", "solo", *FAST)
+    assert solodg("train", "toy", *options, "--output", run)[0] == 0
+    found = []
+    for stream in ([], ["--batch-size", "1"], ["--batch-size", "7", "--stream", "mixed"]):
+        code, answer, said = solodg("evaluate", run, *stream, "--json")
+        assert code == 0, said
+        records = [json.loads(line) for line in answer.splitlines()]
+        assert bool(records[0]["stream"]) == bool(stream)
+        found.append(
+            {r["domain"]: r["metrics"]["accuracy"] for r in records if r["role"] == "target"}
+        )
+    assert found[0] == found[1] == found[2]

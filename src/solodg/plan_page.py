@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from solodg.plan import Cell, Plan
-from solodg.plan_table import Column, column_estimate, plan_table, runs_of
+from solodg.plan_table import Column, column_estimate, plan_table, runs_by_row
 from solodg.plots import plan_drawing
 from solodg.report import REPORT
 from solodg.report_page import Picture, chart, write_page
@@ -47,10 +47,10 @@ def write_plan_page(
 def plan_points(plan: Plan, results: Results) -> list[tuple[str, float, float]]:
     """Of each method that has records: name, mean and half of the interval."""
     points = []
-    for row in plan.rows:
-        found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)
+    for name, runs in runs_by_row(plan, results).items():
+        found = column_estimate(Column("", "target"), runs, plan)
         if found:
-            points.append((row.name, found.mean, found.half or 0.0))
+            points.append((name, found.mean, found.half or 0.0))
     return points
 
 

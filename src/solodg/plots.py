@@ -99,11 +99,10 @@ def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float
 
 
 class Curve(NamedTuple):
-    """Accuracy, or time, over batch sizes; a method that has none is a level line."""
+    """Accuracy, or time, over batch sizes."""
 
     name: str
     points: dict[int, tuple[float, float]]  # batch size -> mean and half of the interval
-    level: tuple[float, float] | None = None
 
 
 def batch_size_curves(
@@ -118,17 +117,12 @@ def batch_size_curves(
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for index, curve in enumerate(curves):
             colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            if curve.level is not None:
-                mean, half = curve.level
-                axis.axhline(mean, color=colour, label=curve.name)
-                axis.axhspan(mean - half, mean + half, color=colour, alpha=0.15, lw=0)
-                continue
             known = sorted(curve.points)
             means = [curve.points[size][0] for size in known]
             halves = [curve.points[size][1] for size in known]
             axis.errorbar(
                 [sizes.index(size) for size in known], means, yerr=halves, color=colour,
-                marker=marker, capsize=2, ls="--", label=curve.name,
+                marker=marker, capsize=2, label=curve.name,
             )  # fmt: skip
         axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
         axis.set(title=title, xlabel="test batch size")

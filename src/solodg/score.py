@@ -46,11 +46,12 @@ def evaluate_run(
 ) -> list[Record]:
     """Score the saved model on its target domains, and on unseen images of its sources.
 
-    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter is
-    scored on the target domains alone, in the order and batches of `stream`.
+    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
+    a given `stream`, is scored on the target domains alone, in the stream's order and batches.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
+    plainly = adapter == "none" and stream is None
     stream = stream or Stream()
     make_adapter(adapter, algorithm, stream.arguments)  # a mistake is told before data is read
     device = single_device(accelerator)
@@ -68,7 +69,7 @@ def evaluate_run(
     )
     parts = [(role, part) for role, part, _ in opened]
     model = make_adapter(adapter, algorithm, stream.arguments).to(device).eval()
-    if adapter == "none":
+    if plainly:
         scored = _plainly(model, parts, device, progress)
     else:
         targets = [stream.of(part) for role, part in parts if role == "target"]
@@ -89,7 +90,7 @@ def evaluate_run(
             config=portable(config),
             versions=read_json(folder / VERSIONS),
             data=facts,
-            stream=_seen(algorithm) if adapter == "none" else stream.model_dump(),
+            stream=_seen(algorithm) if plainly else stream.model_dump(),
             machine=machine_kind(device),
             time={
                 "seconds": round(seconds, 3),

@@ -124,7 +124,7 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.plots import plan_figure
     from solodg.results import read_results
     from solodg.storage import write_atomically, write_lines
-    from solodg.stream_figure import draw_streams
+    from solodg.stream_figure import draw_streams, stream_table
 
     file = records or output / RESULTS
     results = read_results(file)
@@ -139,7 +139,7 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
         plan_figure(plan.title, POINTS_LABEL, points, folder / f"{plan.name}.png")
     streams = draw_streams(plan, results, folder)
     page = write_plan_page(plan, results, output, streams)
-    out.print(grid.rich())
+    out.print((stream_table(plan, results) or grid).rich())
     out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
     out.print(f"Page: {page}")
     out.print(f"All records: {file}")

@@ -8,7 +8,6 @@ import typer
 
 from solodg.cli.console import err, out
 from solodg.cli.options import MovedData, MovedDataDir
-from solodg.errors import UserError
 
 
 def evaluate(
@@ -21,7 +20,7 @@ def evaluate(
     ] = "none",
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Test images the adapter gets at once.  [dim]default: 64[/dim]"),
+        typer.Option(help="Test images that come at once.  [dim]default: 64[/dim]"),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates per batch of tent, ttt, shot.")] = None,
     set_: Annotated[
@@ -67,16 +66,12 @@ def evaluate(
         "images": images,
     }
     given = {name: value for name, value in values.items() if value is not None}
-    if given and adapter == "none":
-        raise UserError(
-            "--batch-size, --steps, --set, --stream, --reset, --images go with an --adapter."
-        )
     records = evaluate_run(
         run,
         moved_machine(run, data_dir),
         dataset=dataset,
         adapter=adapter,
-        stream=build(Stream, given),
+        stream=build(Stream, given) if given or adapter != "none" else None,
         accelerator=accelerator,
         skip_bad_images=skip_bad_images,
         progress=BarProgress(err),
