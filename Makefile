@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= python3
 
-.PHONY: install demo test bench quick lint clean
+.PHONY: install demo test bench quick lint browser clean
 
 install: $(STAMP)
 
@@ -17,8 +17,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/solodg demo
 
-test: install lint
-	$(BIN)/python -m pytest
+# Two processes of one thread each: 8 minutes on two cores, against 13 in one of two threads.
+test: install lint browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# For the tests that open pages: Chromium, where apt may install it. Without it they skip.
+browser:
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null && \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "Installing chromium for the tests of pages"; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
+	    chromium-driver; } >/dev/null 2>&1 || echo "No chromium: the tests of pages will skip"; \
+	fi
 
 # Where PACS and weights for it lie, for the rows that need them.
 DATA ?= data
@@ -29,8 +39,11 @@ bench: install
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.compiled
+	$(BIN)/python -m benchmarks.onnx
+	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.loader $(DATA)
 	$(BIN)/python -m benchmarks.frozen_pacs $(DATA) $(WEIGHTS)
+	$(BIN)/python -m benchmarks.estimator_pacs $(DATA) $(WEIGHTS)
 
 # Every quick twin of a table of the paper; killed, it goes on where it stopped.
 quick: install

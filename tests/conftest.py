@@ -7,7 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from solodg.config import Machine, RunConfig
 from solodg.data import DATASETS, DomainDataset, Loading
+from solodg.onnx_export import export_onnx
+from solodg.predictor import Predictor
+from solodg.run import train_run
 from solodg.torchvision_guard import make_torchvision_importable
 
 make_torchvision_importable()  # tests import timm and torchvision themselves
@@ -23,6 +27,31 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="session")
 def toy() -> DomainDataset:
     return DATASETS["toy"].load(Loading(Path("nowhere"), image_size=32, channels=3))
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of real digits that knows something, trained once for all who need one."""
+    config = RunConfig(
+        dataset="rotated-mnist", backbone="small_cnn", steps=60, train_images=200, seed=0
+    )
+    machine = Machine(accelerator="cpu", data_dir=Path("nowhere"))
+    return train_run(config, machine, tmp_path_factory.mktemp("digits") / "run")
+
+
+@pytest.fixture(scope="session")
+def digits_onnx(digits_run: Path) -> Path:
+    path = digits_run.parent / "digits.onnx"
+    export_onnx(Predictor.load(digits_run), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def digits() -> np.ndarray:
+    """500 real digits, (500, 1, 32, 32), at angles that the run has never seen."""
+    dataset = DATASETS["rotated-mnist"].load(Loading(Path("nowhere"), image_size=32, channels=1))
+    parts = dataset.targets(["0", "90"])
+    return np.concatenate([part.images.take(range(250)).numpy() for part in parts.values()])
 
 
 def write_images(root: Path, cells: dict[tuple[str, str], int], size: int = 24) -> Path:

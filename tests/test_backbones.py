@@ -5,7 +5,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from solodg.backbones import ReadyFeatures, build_backbone
+from solodg.backbones import ReadyFeatures, build_backbone, has_batch_norm
 from solodg.errors import UserError
 
 # One that hands out its stages, one that only names them, one of tokens, and the special ones.
@@ -157,3 +157,12 @@ def test_only_the_last_stages_are_trained(name: str) -> None:
 def test_a_last_norm_is_no_stage() -> None:
     stages = build_backbone("convnext_atto", image_size=64).net.stages()
     assert max(parameter.ndim for parameter in stages[-1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("small_cnn", True), ("resnet18", True), ("tf_efficientnet_lite0", True), ("alexnet", False),
+     ("convnext_atto", False), ("vit_tiny_patch16_224", False), ("resnet-18", True)],
+)  # fmt: skip
+def test_which_backbones_have_batch_norm(name: str, expected: bool) -> None:
+    assert has_batch_norm(name) is expected

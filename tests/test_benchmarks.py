@@ -4,12 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import head
+from benchmarks import head, onnx
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
 
 
@@ -57,6 +58,13 @@ def test_steps_and_inference_run_at_a_small_size(kind: str) -> None:
         "predict": head.inference(kind, 16, 5, batch=3),
     }
     assert all(timing.median > 0 for timing in alternate(work, rounds=1).values())
+
+
+def test_what_is_exported_for_timing_says_what_pytorch_says() -> None:
+    model = onnx.build("small_cnn", classes=4, size=32)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    wanted, found = model.compute(pixels), onnx.exported(model).compute(pixels)
+    np.testing.assert_allclose(found.probabilities, wanted.probabilities, atol=1e-5)
 
 
 def test_candidates_take_turns() -> None:

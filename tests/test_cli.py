@@ -17,7 +17,11 @@ from solodg.data import DATASETS
 
 @pytest.fixture
 def solodg(monkeypatch, capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
+    return command(monkeypatch, capsys)
+
+
+def command(monkeypatch, capsys):
+    """Runs commands in this process; each returns (exit code, stdout, stderr)."""
 
     def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["solodg", *map(str, arguments)])
@@ -111,7 +115,10 @@ MISTAKES = {
     "unknown preset": (["train", "toy", "--preset", "paper"], "literal"),
     "unknown argument": (["train", "toy", "--set", "kl_wait=1"], "Did you mean 'kl_weight'"),
     "argument of another type": (["train", "toy", "--set", "kl_weight=much"], "valid number"),
-    "argument out of its choices": (["train", "toy", "--set", "turns=two"], "'one' or 'all'"),
+    "argument out of its choices": (
+        ["train", "toy", "--algorithm", "solo", "--set", "turns=two"],
+        "'one' or 'all'",
+    ),
     "malformed argument": (["train", "toy", "--set", "kl_weight"], "NAME=VALUE"),
     "no such value": (["train", "toy", "--steps", "0"], "--steps"),
     "channels": (["train", "toy", "--channels", "2"], "--channels"),
@@ -131,6 +138,15 @@ MISTAKES = {
     ),
     "no run": (["evaluate", "nowhere"], "holds no model"),
     "no model": (["predict", "nowhere", "x.png"], "holds no model"),
+    "no run to explain": (["explain", "nowhere", "x.png"], "holds no model"),
+    "no run to report": (["report", "nowhere"], "holds no model"),
+    "no exported file": (["predict", "nowhere.onnx", "x.png"], "solodg export"),
+    "export of nothing": (["export", "nowhere", "--onnx", "x.onnx"], "holds no model"),
+    "export to another kind": (["export", "nowhere", "--onnx", "x.pt"], ".onnx"),
+    "nothing to serve": (["serve", "nowhere"], "holds no model"),
+    "a queue that is too short": (["serve", "x.onnx", "--queue", "3"], "--max-images"),
+    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "positive"),
+    "no token": (["serve", "x.onnx", "--token-file", "nowhere"], "token"),
     "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
 }
 
@@ -192,7 +208,8 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
 
 def test_help_teaches(solodg) -> None:
     shown = {"train": "--target", "evaluate": "--adapter", "predict": "stdin",
-             "datasets": "--json", "demo": "--steps"}  # fmt: skip
+             "explain": "plane", "report": "no network", "export": "--onnx",
+             "serve": "--max-pixels", "datasets": "--json", "demo": "--steps"}  # fmt: skip
     for command, word in shown.items():
         code, out, _ = solodg(command, "--help")
         assert code == 0
@@ -210,17 +227,16 @@ def test_the_literal_preset_is_the_papers(tmp_path, solodg) -> None:
     assert config["steps"] == 4  # what is given by hand goes over the preset
 
 
-def test_the_demo_compares_two_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
+def test_the_demo_compares_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
     code, out, err = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
     assert code == 0, err
     assert "ERM" in out
-    assert "single-sample" in out
+    assert "solo_plus" in out
     assert "unseen 0" in out.replace("\n", " ")
     assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 5_000
+    assert str(tmp_path / "demo" / "report.html") in out
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
     assert "solodg predict" in out
-    again_code, again, _ = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
-    assert again_code == 0
-    assert again == out  # nothing is trained twice, and the numbers stay
 
 
 def test_square_brackets_in_names_are_kept(solodg, trained, tmp_path) -> None:
@@ -233,8 +249,8 @@ def test_square_brackets_in_names_are_kept(solodg, trained, tmp_path) -> None:
 
 
 def test_values_of_arguments_are_read_as_what_they_mean(solodg, tmp_path) -> None:
-    code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "r", "--set",
-                          "meta_learning=False", "--set", "kl_weight=.5")  # fmt: skip
+    code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "r", "--algorithm", "solo",
+                          "--set", "meta_learning=False", "--set", "kl_weight=.5")  # fmt: skip
     assert code == 0, err
     arguments = json.loads((tmp_path / "r" / "config.json").read_text())["arguments"]
     assert arguments == {"meta_learning": False, "kl_weight": 0.5}
@@ -332,6 +348,22 @@ def test_evaluate_with_an_adapter_records_its_stream(solodg, tmp_path: Path) -> 
         "arguments": {"steps": 2}, "batch_size": 16, "domains": "mixed", "order_seed": 0,
         "reset": "domain", "images": None,
     }  # fmt: skip
-    code, _, said = solodg("evaluate", run, "--batch-size", "16")
+    code, _, said = solodg("evaluate", run, "--steps", "3")
     assert code == 2
-    assert "--adapter" in said
+    assert "adapter none takes no 'steps'" in said
+
+
+def test_a_stream_changes_no_answer_of_a_single_sample_method(solodg, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--target", "sky", "--target", "ash", "--algorithm", "solo", *FAST)
+    assert solodg("train", "toy", *options, "--output", run)[0] == 0
+    found = []
+    for stream in ([], ["--batch-size", "1"], ["--batch-size", "7", "--stream", "mixed"]):
+        code, answer, said = solodg("evaluate", run, *stream, "--json")
+        assert code == 0, said
+        records = [json.loads(line) for line in answer.splitlines()]
+        assert bool(records[0]["stream"]) == bool(stream)
+        found.append(
+            {r["domain"]: r["metrics"]["accuracy"] for r in records if r["role"] == "target"}
+        )
+    assert found[0] == found[1] == found[2]

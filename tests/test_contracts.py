@@ -13,6 +13,7 @@ from solodg.config import RunConfig, resolve
 from solodg.data import DATASETS, DomainDataset
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import to_unit
+from solodg.model_info import ModelInfo
 from solodg.training import Schedule, build_optimizer
 from solodg.types import Batch, Episode
 
@@ -91,7 +92,7 @@ def test_training_works_with_a_single_query_and_a_single_context_image(toy, name
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_a_saved_model_predicts_the_same_bit_for_bit(toy, tmp_path, name, variant) -> None:
     algorithm = finalized(toy, name, variant)
-    info = checkpoint.ModelInfo(
+    info = ModelInfo(
         algorithm=name, variant=variant, arguments=ALGORITHMS[name].variants[variant],
         backbone="small_cnn", channels=3, image_size=32, classes=list(toy.classes),
         source_domains=["ash", "clay", "moss"], dataset="toy",

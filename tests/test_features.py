@@ -137,3 +137,19 @@ def test_a_backbone_can_be_trained_after_its_features_made_clusters(tmp_path) ->
     )
     train_run(config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache"), tmp_path / "run")
     assert (tmp_path / "run" / "finished.json").is_file()
+
+
+def test_images_whose_features_are_stored_are_not_decoded_again(
+    tmp_path, frozen, monkeypatch
+) -> None:
+    config, machine = frozen
+    train_run(config, machine, tmp_path / "r0")
+    before = evaluate_run(tmp_path / "r0")
+
+    def refuse(*_args, **_settings):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr("solodg.data.images.decode", refuse)
+    train_run(config.model_copy(update={"seed": 1}), machine, tmp_path / "r1")
+    again = evaluate_run(tmp_path / "r0")
+    assert [r.metrics for r in again] == [r.metrics for r in before]

@@ -1,5 +1,6 @@
 """Plans: what a file means, and that every shipped one is sound."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from solodg.errors import UserError
 from solodg.plan import Cell, Plan, read_plan
 from solodg.plan_table import plan_table
 from solodg.results import read_results
+from solodg.stream import Stream
+from solodg.stream_figure import stream_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TABLES = {
@@ -55,6 +58,47 @@ def test_every_shipped_plan_is_sound(path: Path) -> None:
         assert len(plan.seeds) >= 3
 
 
+def test_a_sweep_is_a_row_for_each_mix() -> None:
+    row = {
+        "name": "Tent",
+        "run": {"algorithm": "erm"},
+        "adapter": "tent",
+        "stream": {"images": 5, "arguments": {"learning_rate": 0.1}},
+        "sweep": {"domains": ["single", "mixed"], "steps": [1, 10], "batch_size": [2, 4]},
+    }
+    plan = toy_plan(rows=[row, {"name": "solo"}])
+    assert [r.name for r in plan.rows][:3] == [
+        "Tent, 1 step, single, batch 2",
+        "Tent, 1 step, single, batch 4",
+        "Tent, 10 steps, single, batch 2",
+    ]
+    assert len(plan.rows) == 9
+    third = plan.rows[2]
+    assert third.curve == "Tent, 10 steps"
+    assert third.stream == Stream(
+        images=5, arguments={"learning_rate": 0.1, "steps": 10}, domains="single", batch_size=2
+    )
+    assert plan.rows[-1].stream is None
+    cells = plan.cells()
+    assert len({cell.key for cell in cells}) == len(cells) == 36
+
+
+@pytest.mark.parametrize(
+    ("sweep", "reason"),
+    [
+        ({"batch_size": []}, "a sweep over no value"),
+        ({"batch_size": [0]}, "greater than 0"),
+        ({"domains": ["one"]}, "single"),
+    ],
+)
+def test_a_sweep_that_cannot_be(tmp_path: Path, sweep: dict, reason: str) -> None:
+    file = tmp_path / "p.yaml"
+    rows = [{"name": "x", "sweep": sweep}]
+    file.write_text(json.dumps({"title": "t", "dataset": "toy", "seeds": [0], "rows": rows}))
+    with pytest.raises(UserError, match=reason):
+        read_plan(file)
+
+
 def test_cells_are_rows_times_targets_times_seeds() -> None:
     cells = toy_plan().cells()
     found = {(c.row, c.config.targets, c.config.seed) for c in cells}
@@ -64,6 +108,14 @@ def test_cells_are_rows_times_targets_times_seeds() -> None:
         for target in ("sky", "moss")
         for seed in (0, 1)
     }
+
+
+def test_a_row_may_have_settings_that_the_sources_of_one_target_chose() -> None:
+    rows = [{"name": "ERM", "run": {"image_norm": 300}, "by_target": {"Sky": {"image_norm": 9}}}]
+    found = {c.config.targets[0]: c.config.image_norm for c in toy_plan(rows=rows).cells()}
+    assert found == {"sky": 9, "moss": 300}
+    with pytest.raises(UserError, match="unknown target of row 'ERM' 'sea'"):
+        toy_plan(rows=[{"name": "ERM", "by_target": {"sea": {}}}]).cells()
 
 
 def test_targets_each_a_set_or_the_datasets_own() -> None:
@@ -172,7 +224,7 @@ def test_the_published_table_is_that_of_the_committed_records(path: Path) -> Non
     plan = read_plan(path)
     results = read_results(RESULTS / f"{path.stem}.jsonl")
     assert results.done
-    grid = plan_table(plan, results)
+    grid = stream_table(plan, results) or plan_table(plan, results)
     assert grid.markdown() in (RESULTS.parent / "results.md").read_text()
     for records in results.done.values():
         for record in records:

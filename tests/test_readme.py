@@ -16,17 +16,18 @@ from scipy import stats
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.data import DATASETS
+from solodg.serving.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+def commands(text: str = README) -> list[list[str]]:
+    lines = [line for block in blocks("bash", text) for line in block.splitlines() if line.strip()]
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -73,6 +74,26 @@ def test_every_other_command_of_the_readme_is_one_that_exists() -> None:
                 assert flag in help_text
 
 
+def test_the_options_and_limits_of_the_use_page_are_those_of_the_commands() -> None:
+    text = (ROOT / "docs" / "use.md").read_text()
+    named = {c[1]: {w for w in c if w.startswith("--")} for c in commands(text) if c[0] == "solodg"}
+    named["serve"] |= set(re.findall(r"^\| `(--[a-z-]+)", text, re.MULTILINE))
+    assert len(named["serve"]) >= 8
+    for command, flags in named.items():
+        help_text = subprocess.run(
+            [sys.executable, "-m", "solodg", command, "--help"],
+            capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
+        ).stdout  # fmt: skip
+        assert all(flag in help_text for flag in flags), command
+    settings = Settings()
+    assert f"| {settings.max_bytes // 1024**2} megabytes" in text
+    assert f"| {settings.max_images} a request" in text
+    assert f"| {settings.max_pixels // 10**6} million" in text
+    assert f"| {settings.queue} images" in text
+    assert f"| {settings.seconds:g} seconds" in text
+    assert f"| {settings.max_batch} images" in text
+
+
 @pytest.mark.parametrize("registry", [ALGORITHMS, ADAPTERS, DATASETS])
 def test_every_registry_entry_has_a_row(registry: dict) -> None:
     for name in registry:
@@ -111,7 +132,11 @@ def test_the_figures_of_the_readme_are_those_of_committed_records() -> None:
     """The demo's rows in the README, made again from the records: means and 95% intervals."""
     lines = (ROOT / "docs" / "results" / "demo.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    for algorithm, name in (("erm", "ERM"), ("solo", "single-sample (`solo`)")):
+    for algorithm, name in (
+        ("erm", "ERM"),
+        ("solo", "single-sample (`solo`)"),
+        ("solo_plus", "single-sample (`solo_plus`)"),
+    ):
         cells = []
         for role, domains in (("target", ["0"]), ("target", ["90"]), ("target", ["0", "90"]),
                               ("in-distribution", ["15", "30", "45", "60", "75"])):  # fmt: skip

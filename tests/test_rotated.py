@@ -99,7 +99,11 @@ def test_idx_files_are_found_and_read(tmp_path: Path, name: str, folder: str, co
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x1f\x8bbroken", gzip.compress(b"x" * 99)[:-9] + b"rubbish!!"]
+    "content",
+    [
+        pytest.param(b"\x1f\x8bbroken", id="no gzip"),
+        pytest.param(gzip.compress(b"x" * 99)[:-9] + b"rubbish!!", id="cut off"),
+    ],
 )
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
     folder = idx_folder(tmp_path / "mnist")

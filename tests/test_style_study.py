@@ -11,7 +11,7 @@ from solodg.errors import UserError
 from solodg.progress import NoProgress
 from solodg.run import train_run
 from solodg.score import evaluate_run
-from solodg.style_study import STYLES, Observed, _accuracies, style_study
+from solodg.style_study import FRAMES, STYLES, Observed, _accuracies, frame_study, style_study
 from solodg.types import Features
 
 
@@ -66,3 +66,21 @@ def test_each_kind_takes_the_style_it_names() -> None:
 def test_a_method_without_styles_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads no style"):
         style_study(trained(tmp_path / "run", algorithm="erm"), None, NoProgress())
+
+
+def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", algorithm="solo_plus")
+    model, _ = checkpoint.load(folder)
+    torch.nn.init.normal_(model.frame.write.weight, std=0.3)  # frames that differ a lot
+    checkpoint.save_weights(folder, model, step=30, validation={})
+    found = frame_study(folder, None, NoProgress())
+    styles = style_study(folder, None, NoProgress())
+    assert set(found) == {"sky", "ash"}
+    for domain, accuracies in found.items():
+        assert tuple(accuracies) == FRAMES
+        assert accuracies["own"] == pytest.approx(styles[domain]["own"])
+        assert len(set(accuracies.values())) > 1
+
+
+def test_without_frames_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    assert frame_study(trained(tmp_path / "run", algorithm="solo"), None, NoProgress()) is None

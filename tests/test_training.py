@@ -216,7 +216,7 @@ def test_a_run_that_never_started_does_not_claim_its_folder(tmp_path: Path) -> N
 
 
 def toy_config(**values) -> RunConfig:
-    small = {"batch_size": 8, "context_images": 2, "centre_images": 5}
+    small = {"batch_size": 8, "context_images": 2, "centre_images": 5, "decay": "constant"}
     return RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", **small | values)
 
 

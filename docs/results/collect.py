@@ -13,6 +13,7 @@ from solodg.plan import read_plan
 from solodg.plan_table import plan_table, records_of
 from solodg.results import read_results
 from solodg.storage import write_atomically, write_lines
+from solodg.stream_figure import stream_table
 
 DOCS = Path(__file__).parents[1]
 PLANS = DOCS.parent / "configs" / "measured"
@@ -30,7 +31,8 @@ def main() -> None:
         if results.done:
             command = f"`solodg bench configs/measured/{path.name}`; records: "
             link = f"[{path.stem}.jsonl](results/{path.stem}.jsonl)"
-            tables.append(f"{command}{link}\n\n{plan_table(plan, results).markdown()}")
+            grid = stream_table(plan, results) or plan_table(plan, results)
+            tables.append(f"{command}{link}\n\n{grid.markdown()}")
     page = DOCS / "results.md"
     before = page.read_text().split("<!-- tables -->")[0]
     write_atomically(page, f"{before}<!-- tables -->\n\n{chr(10).join(tables)}".encode())

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from solodg.estimator import SoloClassifier
+    from solodg.onnx_model import OnnxPredictor
     from solodg.predictor import Predictor
 
 __version__ = version("solodg")
 __all__ = ["SoloClassifier", "__version__", "load"]
 
 
-def load(path: str | Path) -> "Predictor":
-    """The selected model of a run folder, ready to predict: `solodg.load(run).predict(image)`."""
+def load(path: str | Path) -> "Predictor | OnnxPredictor":
+    """The model of a run folder or of an exported file: `solodg.load(run).predict(image)`."""
+    from solodg.onnx_model import OnnxPredictor, is_onnx
+
+    if is_onnx(path):
+        return OnnxPredictor.load(path)
     from solodg.predictor import Predictor  # imports torch: only when it is needed
 
     return Predictor.load(path)

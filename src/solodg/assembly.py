@@ -10,7 +10,6 @@ from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm, build_algorithm
 from solodg.backbones import Backbone, ReadyFeatures, build_backbone
-from solodg.checkpoint import ModelInfo
 from solodg.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
@@ -19,6 +18,7 @@ from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.features import FeatureStore, default_cache_dir
+from solodg.model_info import ModelInfo
 from solodg.progress import Progress
 from solodg.seeding import derive
 from solodg.training import Schedule
@@ -45,9 +45,16 @@ def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunCon
     return source, config
 
 
-def read_source(source: SourceData, config: RunConfig, progress: Progress, say: Say) -> SourceData:
-    """The same with every image readable, or left out."""
-    source = source.mapped(lambda part: readable(part, config, progress, say))
+def read_source(
+    source: SourceData,
+    config: RunConfig,
+    progress: Progress,
+    say: Say,
+    store: FeatureStore | None = None,
+) -> SourceData:
+    """The same with every image readable, or left out; those with stored features are."""
+    if store is None or not store.holds([source.train, source.val, source.test]):
+        source = source.mapped(lambda part: readable(part, config, progress, say))
     source.check()
     return source
 
@@ -108,6 +115,7 @@ def make_backbone(config: RunConfig) -> Backbone:
         image_size=config.image_size,
         pretrained=config.pretrained,
         weights=config.weights,
+        image_norm=config.image_norm or None,
     )
     if config.freeze_backbone:
         backbone.freeze()
@@ -205,6 +213,7 @@ def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
         backbone=config.backbone,
         channels=config.channels,
         image_size=config.image_size,
+        image_norm=config.image_norm or None,
         classes=list(source.classes),
         source_domains=list(source.domain_names),
         dataset=Path(config.dataset).name,

@@ -7,6 +7,7 @@ preprocessing.
 """
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError, unknown
+from solodg.image_norm import normalise_by_image
 from solodg.torchvision_guard import make_torchvision_importable
 from solodg.types import Features
 
@@ -206,11 +208,13 @@ def build_backbone(
     image_size: int = 224,
     pretrained: bool = False,
     weights: str | Path | None = None,
+    image_norm: float | None = None,
 ) -> Backbone:
     """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
 
     `pretrained` fetches the weights published under the name; `weights` reads them from a
-    safetensors file in the model's own naming (a classifier in it is ignored).
+    safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
+    an image's own statistics into every BatchNorm: see `image_norm.py`.
     """
     if name == "small_cnn":
         net: Network = SmallCNN(channels)
@@ -220,12 +224,26 @@ def build_backbone(
         net = _timm_stages(name, channels, image_size, pretrained)
     if weights is not None:
         _load_weights(net, name, Path(weights), channels)
+    if image_norm is not None:
+        normalise_by_image(net, image_norm)
     # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
     config = getattr(getattr(net, "model", None), "default_cfg", {})
     rgb = channels == 3 and name != "small_cnn"
     mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
     std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
     return Backbone(net, channels=channels, image_size=image_size, mean=mean, std=std)
+
+
+@cache
+def has_batch_norm(name: str) -> bool:
+    """Of a backbone by name; of a name that there is not, that it may."""
+    if name == "alexnet":
+        return False
+    if name == "small_cnn" or not timm.is_model(name):
+        return True
+    with torch.device("meta"):  # the structure alone
+        model = timm.create_model(name, num_classes=0)
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 def backbone_names() -> list[str]:

@@ -7,33 +7,16 @@ Never pickle.
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.backbones import build_backbone
 from solodg.errors import UserError, unknown
+from solodg.model_info import FORMAT, ModelInfo
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
-FORMAT = "solodg-model-2"
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
-
-
-class ModelInfo(BaseModel):
-    """All about a model but its weights."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: str = FORMAT
-    algorithm: str
-    variant: str
-    arguments: dict[str, Any]  # of the algorithm
-    backbone: str
-    channels: int
-    image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
-    classes: list[str]
-    source_domains: list[str]
-    dataset: str
 
 
 def save_info(folder: Path, info: ModelInfo) -> None:
@@ -87,7 +70,12 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
             "Continue it with the same command and --resume."
         )
-    backbone = build_backbone(info.backbone, channels=info.channels, image_size=info.image_size)
+    backbone = build_backbone(
+        info.backbone,
+        channels=info.channels,
+        image_size=info.image_size,
+        image_norm=info.image_norm,
+    )
     algorithm = build_algorithm(
         info.algorithm,
         backbone,

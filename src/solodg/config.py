@@ -11,6 +11,8 @@ from solodg.data import DatasetSpec, dataset_spec, default_data_dir
 from solodg.data.loading import DEFAULT_MEMORY_GB
 from solodg.errors import UserError, unknown
 
+# Values that turn off what a recipe would turn on, and mean the same as nothing without one.
+SAYS_NO: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's recipe taken at its word. It starts from pretrained weights only: see
     # docs/method.md for what the defaults do differently, and why.
@@ -22,6 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
         "backbone_learning_rate": 5e-5,
         "weight_decay": 5e-4,
+        **SAYS_NO,
     },
 }
 
@@ -44,6 +47,7 @@ class RunConfig(BaseModel):
     freeze_backbone: bool = False
     train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
     freeze_norm: bool | None = None
+    image_norm: float | None = Field(default=None, ge=0)  # source pixels, 0: off; image_norm.py
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
 
@@ -53,9 +57,9 @@ class RunConfig(BaseModel):
     learning_rate: float | None = Field(default=None, gt=0)
     backbone_learning_rate: float | None = Field(default=None, gt=0)
     weight_decay: float = Field(default=5e-4, ge=0)
-    label_smoothing: float | None = Field(default=None, gt=0, lt=1)
+    label_smoothing: float | None = Field(default=None, ge=0, lt=1)
     weight_average: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average
-    decay: Literal["cosine"] | None = None  # of the learning rates, to zero; None: constant
+    decay: Literal["cosine", "constant"] | None = None  # of the learning rates; cosine: to zero
     score_on: Literal["validation"] | None = None  # images of the target; None: test images
     select: Literal["leave-one-out"] | None = None  # of the step; None: by source validation
     validate_every: PositiveInt | None = None
@@ -110,6 +114,7 @@ def build(kind: type[BaseModel], values: dict[str, Any]) -> Any:
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with every open choice made, checked against the registries."""
     spec = dataset_spec(config.dataset)
+    config = _with_recipe(config)
     given = set(config.arguments)
     arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
     # A head on fixed features has learned what it can long before a whole network has.
@@ -178,6 +183,22 @@ def portable(config: RunConfig) -> dict[str, Any]:
 def _channels(config: RunConfig, spec: DatasetSpec) -> int:
     """Published weights are for three channels; otherwise what the images have."""
     return 3 if config.starts_from_weights else spec.channels
+
+
+def _with_recipe(config: RunConfig) -> RunConfig:
+    """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
+    from solodg.backbones import has_batch_norm  # late: it imports all of timm
+
+    if config.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+    kind = ALGORITHMS[config.algorithm]
+    recipe = kind.recipes.get("pretrained" if config.starts_from_weights else "random", {})
+    said = kind.variants.get(config.variant, {})
+    arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in said}
+    values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
+    if "image_norm" in values and not has_batch_norm(config.backbone):
+        del values["image_norm"]  # other norms are the image's own already
+    return config.model_copy(update=values | {"arguments": arguments | config.arguments})
 
 
 def _learning_rate(config: RunConfig) -> float:

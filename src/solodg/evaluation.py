@@ -57,10 +57,3 @@ def expected_calibration_error(predictions: Predictions, bins: int = _BINS) -> f
     index = np.minimum((confidence * bins).astype(int), bins - 1)
     gap = np.bincount(index, correct - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
-
-
-def uncertainty(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Entropy of the prediction over its largest possible value: 0 is certain, 1 is a guess."""
-    p = np.clip(probabilities, 1e-12, 1.0)
-    result: NDArray[np.float64] = -(p * np.log(p)).sum(-1) / np.log(p.shape[-1])
-    return result

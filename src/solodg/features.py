@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from solodg.backbones import Backbone
 from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
 from solodg.data.transforms import to_unit
+from solodg.image_norm import ImageBatchNorm
 from solodg.progress import Progress
 
 _BATCH = 32
@@ -69,25 +71,28 @@ class FeatureStore:
         self.device, self.progress = device, progress
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
-        self.weights = digest(
-            content + f"{name} {backbone.channels} {backbone.image_size}".encode()
-        )
+        kind = f"{name} {backbone.channels} {backbone.image_size}"
+        norms = {m.source_pixels for m in backbone.modules() if isinstance(m, ImageBatchNorm)}
+        if norms:  # not among the weights, yet features depend on it
+            kind += f" image-norm {norms}"
+        self.weights = digest(content + kind.encode())
+
+    def holds(self, parts: Sequence[LabelledImages]) -> bool:
+        """Whether the features of all these images are there: then all of them can be read."""
+        return all(self._path(domain).is_file() for domain in _domains(parts))
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """The parts of a dataset with features in place of pixels; domains are stored whole."""
-        owners = [(p, i) for p, part in enumerate(parts) for i in range(len(part))]
-        keys = [key for part in parts for key in part.images.keys()]  # noqa: SIM118
-        domains = np.concatenate([part.domains for part in parts])
-        names = parts[0].domain_names
+        count = sum(len(part) for part in parts)
+        keys = [""] * count
         files: list[NDArray[np.float32]] = []
-        file = np.zeros(len(keys), dtype=np.int64)
-        row = np.zeros(len(keys), dtype=np.int64)
-        for domain in np.unique(domains):
-            # In the order of the keys, which does not depend on the split.
-            members = np.array(sorted(np.flatnonzero(domains == domain), key=keys.__getitem__))
-            named = [(parts[owners[m][0]].images, owners[m][1], keys[m]) for m in members]
-            file[members], row[members] = len(files), np.arange(len(members))
-            files.append(self._file(named, names[domain]))
+        file = np.zeros(count, dtype=np.int64)
+        row = np.zeros(count, dtype=np.int64)
+        for domain in _domains(parts):
+            for number, member in enumerate(domain.members):
+                keys[member.position] = member.key
+                file[member.position], row[member.position] = len(files), number
+            files.append(self._file(domain))
         stored = StoredFeatures(files, file, row, keys)
         ends = np.cumsum([len(part) for part in parts])
         return [
@@ -95,16 +100,19 @@ class FeatureStore:
             for part, end in zip(parts, ends, strict=True)
         ]
 
-    def _file(self, named: list[tuple[Images, int, str]], domain: str) -> NDArray[np.float32]:
-        images = digest("\n".join(key for _, _, key in named).encode())
-        path = self.folder / f"{self.weights}-{images}.npy"
+    def _path(self, domain: "_Domain") -> Path:
+        images = digest("\n".join(member.key for member in domain.members).encode())
+        return self.folder / f"{self.weights}-{images}.npy"
+
+    def _file(self, domain: "_Domain") -> NDArray[np.float32]:
+        path = self._path(domain)
         if not path.is_file():
-            self._compute(named, domain, path)
+            self._compute(domain.members, domain.name, path)
         mapped: NDArray[np.float32] = np.load(path, mmap_mode="r")
         return mapped
 
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, named: list[tuple[Images, int, str]], domain: str, path: Path) -> None:
+    def _compute(self, named: list["_Member"], domain: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
@@ -130,10 +138,40 @@ class FeatureStore:
             temporary.unlink(missing_ok=True)
 
 
-def _take(chunk: list[tuple[Images, int, str]]) -> list[Tensor]:
+class _Member(NamedTuple):
+    """One image of a domain."""
+
+    position: int  # in all parts, one after another
+    images: Images  # of its part
+    place: int  # there
+    key: str
+
+
+class _Domain(NamedTuple):
+    name: str
+    members: list[_Member]  # in the order of their keys, which does not depend on the split
+
+
+def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
+    """All images of the parts, domain by domain."""
+    members: dict[int, list[_Member]] = {}
+    position = 0
+    for part in parts:
+        for index, key in enumerate(part.images.keys()):
+            member = _Member(position, part.images, index, key)
+            members.setdefault(int(part.domains[index]), []).append(member)
+            position += 1
+    names = parts[0].domain_names
+    return [
+        _Domain(names[number], sorted(members[number], key=lambda member: member.key))
+        for number in sorted(members)
+    ]
+
+
+def _take(chunk: list[_Member]) -> list[Tensor]:
     """Pixels in the order of the chunk, read in runs of images that lie together."""
     runs: list[tuple[Images, list[int]]] = []
-    for images, index, _ in chunk:
+    for _, images, index, _ in chunk:
         if runs and runs[-1][0] is images:
             runs[-1][1].append(index)
         else:

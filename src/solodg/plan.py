@@ -1,9 +1,10 @@
 """A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from solodg.adapters import ADAPTERS
-from solodg.config import RunConfig, portable, resolve
+from solodg.config import SAYS_NO, RunConfig, portable, resolve
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import fold
 from solodg.errors import UserError, unknown
@@ -25,8 +26,11 @@ class Row(BaseModel):
 
     name: str
     run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
+    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)  # as its sources chose
     adapter: str = "none"
-    stream: Stream = Field(default_factory=Stream)  # how test images come to the adapter
+    stream: Stream | None = None  # how test images come; None: in large batches, all of them
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each mix of these
+    curve: str = ""  # rows of one curve over batch sizes; a sweep names its own
     paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
 
     @field_validator("paper", mode="before")
@@ -35,6 +39,34 @@ class Row(BaseModel):
         if not isinstance(value, dict):
             return value
         return {str(name): str(figure) for name, figure in value.items()}
+
+    def swept(self) -> list["Row"]:
+        """The rows that it stands for: `sweep` lists values of the stream, or of the adapter."""
+        if not self.sweep:
+            return [self]
+        if not all(self.sweep.values()):
+            raise ValueError(f"row {self.name!r}: a sweep over no value makes no row")
+        given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
+        rows = []
+        for values in itertools.product(*self.sweep.values()):
+            named = dict(zip(self.sweep, values, strict=True))
+            own = {k: v for k, v in named.items() if k not in Stream.model_fields}
+            stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
+            stream["arguments"] = given.get("arguments", {}) | own
+            curve = ", ".join([self.name, *(_spoken(k, v) for k, v in own.items())])
+            rest = [_spoken(k, v) for k, v in named.items() if k not in own]
+            changes = {"name": ", ".join([curve, *rest]), "curve": curve, "sweep": {}}
+            rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
+        return rows
+
+
+def _spoken(name: str, value: Any) -> str:
+    """`steps` 10 -> "10 steps"; `batch_size` 16 -> "batch 16"; "mixed" needs no name."""
+    if name == "steps":
+        return f"{value} step" + ("s" if value != 1 else "")
+    if isinstance(value, str):
+        return value
+    return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
 
 
 class Plan(BaseModel):
@@ -61,6 +93,11 @@ class Plan(BaseModel):
             raise ValueError("no target at all; leave the line out for the dataset's own")
         sets = [entry if isinstance(entry, list) else [entry] for entry in value]
         return [[str(name) for name in entry] for entry in sets]
+
+    @field_validator("rows")
+    @classmethod
+    def _all_rows(cls, value: list[Row]) -> list[Row]:
+        return [row for given in value for row in given.swept()]
 
     @field_validator("seeds")
     @classmethod
@@ -92,19 +129,29 @@ class Plan(BaseModel):
         ]
 
     def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+        own = row.run | self._chosen_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
-            if name in self.run or name in row.run:
+            if name in self.run or name in own:
                 raise UserError(
                     f"row {row.name!r}: {name} is not a setting of a run here. dataset, targets "
                     "and seeds belong to the plan; cells run on one device each (--on ray: many)."
                 )
-        values = self.run | row.run | {"dataset": self.dataset, "targets": targets, "seed": seed}
-        arguments = (self.run.get("arguments") or {}) | (row.run.get("arguments") or {})
+        values = self.run | own | {"dataset": self.dataset, "targets": targets, "seed": seed}
+        arguments = (self.run.get("arguments") or {}) | (own.get("arguments") or {})
         try:
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
             raise _misfit(f"row {row.name!r}", error) from error
         return Cell(row.name, row.adapter, resolve(config), row.stream)
+
+    def _chosen_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
+        """The row's settings for these targets alone, where its plan tells them apart."""
+        chosen = {fold(name): values for name, values in row.by_target.items()}
+        known = [fold(name) for names in self.target_sets() for name in names]
+        for name in chosen:
+            if name not in known:
+                raise unknown(f"target of row {row.name!r}", name, known)
+        return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
 
 
 @dataclass(frozen=True)
@@ -114,15 +161,18 @@ class Cell:
     row: str
     adapter: str
     config: RunConfig
-    stream: Stream = field(default_factory=Stream)
+    stream: Stream | None = None
 
     @property
     def run_key(self) -> str:
         """The same for every plan that asks for the same run, so that it is done once.
 
         What is None is left out: an option added later, None by default, changes no key of before.
+        So is what says no, which is the same.
         """
-        given = {k: v for k, v in portable(self.config).items() if v is not None}
+        given = {
+            k: v for k, v in portable(self.config).items() if v is not None and v != SAYS_NO.get(k)
+        }
         if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
             given["dataset"] = str(Path(self.config.dataset).resolve())
         text = json.dumps(given, sort_keys=True)
@@ -130,9 +180,10 @@ class Cell:
 
     @property
     def key(self) -> str:
-        if self.adapter == "none":
+        if self.adapter == "none" and self.stream is None:
             return self.run_key
-        given = {k: v for k, v in self.stream.model_dump().items() if v is not None}
+        stream = self.stream or Stream()
+        given = {k: v for k, v in stream.model_dump().items() if v is not None}
         text = json.dumps(given, sort_keys=True)
         return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -127,7 +127,7 @@ class Grid:
 
 def plan_table(plan: Plan, results: Results) -> Grid:
     """A row per method. Bold: the best, and what its 95% interval cannot tell from it."""
-    by_row = {row.name: runs_of(plan, row.name, results) for row in plan.rows}
+    by_row = runs_by_row(plan, results)
     columns = _columns(plan, by_row)
     paper = list(dict.fromkeys(name for row in plan.rows for name in row.paper))
     estimates = [[column_estimate(c, by_row[row.name], plan) for c in columns] for row in plan.rows]
@@ -143,10 +143,13 @@ def plan_table(plan: Plan, results: Results) -> Grid:
     return Grid(plan.title, header, rows, [*plan.notes, *_remarks(plan, results)])
 
 
-def runs_of(plan: Plan, row: str, results: Results) -> list[list[Record]]:
-    """The records of a row's finished cells."""
-    keys = [cell.key for cell in plan.cells() if cell.row == row]
-    return [results.done[key] for key in keys if key in results.done]
+def runs_by_row(plan: Plan, results: Results) -> dict[str, list[list[Record]]]:
+    """The records of each row's finished cells."""
+    found: dict[str, list[list[Record]]] = {row.name: [] for row in plan.rows}
+    for cell in plan.cells():
+        if cell.key in results.done:
+            found[cell.row].append(results.done[cell.key])
+    return found
 
 
 def records_of(plan: Plan, results: Results) -> list[Record]:

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from solodg.types import Record
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -59,6 +61,13 @@ def accuracy_by_domain(
     plt.close(figure)
 
 
+def log_axis(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(LogFormatter())
+
+
 def _thumbnail(axis: Any, image: NDArray[np.uint8], position: int) -> None:
     pixels = image.transpose(1, 2, 0)
     pixels = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
@@ -71,6 +80,13 @@ def plan_figure(
     title: str, xlabel: str, rows: Sequence[tuple[str, float, float]], path: Path
 ) -> None:
     """Methods with their means and intervals, the first on top."""
+    figure = plan_drawing(title, xlabel, rows)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float]]) -> Figure:
+    """The same before it is saved."""
     figure, axis = plt.subplots(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
     for index, (_, mean, half) in enumerate(rows):
         axis.errorbar(mean, index, xerr=half, fmt="o", color=COLOURS[0], capsize=3)
@@ -79,16 +95,14 @@ def plan_figure(
     axis.set(title=title, xlabel=xlabel)
     axis.grid(axis="x", color="0.85", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
 
 
 class Curve(NamedTuple):
-    """Accuracy, or time, over batch sizes; a method that has none is a level line."""
+    """Accuracy, or time, over batch sizes."""
 
     name: str
     points: dict[int, tuple[float, float]]  # batch size -> mean and half of the interval
-    level: tuple[float, float] | None = None
 
 
 def batch_size_curves(
@@ -103,24 +117,19 @@ def batch_size_curves(
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for index, curve in enumerate(curves):
             colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            if curve.level is not None:
-                mean, half = curve.level
-                axis.axhline(mean, color=colour, label=curve.name)
-                axis.axhspan(mean - half, mean + half, color=colour, alpha=0.15, lw=0)
-                continue
             known = sorted(curve.points)
             means = [curve.points[size][0] for size in known]
             halves = [curve.points[size][1] for size in known]
             axis.errorbar(
                 [sizes.index(size) for size in known], means, yerr=halves, color=colour,
-                marker=marker, capsize=2, ls="--", label=curve.name,
+                marker=marker, capsize=2, label=curve.name,
             )  # fmt: skip
         axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
         axis.set(title=title, xlabel="test batch size")
         axis.grid(axis="y", color="0.85", lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         if log:
-            axis.set_yscale("log")
+            log_axis(axis)
     axes[0][0].set_ylabel(ylabel)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False)  # fmt: skip

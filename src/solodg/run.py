@@ -68,11 +68,11 @@ def train_run(
         say(f"{folder} is finished already: nothing to do.")
         return folder
     clock = _Clock(folder)
-    source = read_source(source, config, progress, say)
-    fingerprint = source.fingerprint()
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
+    source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
+    fingerprint = source.fingerprint()
     images = source  # before features take the place of pixels
     if config.freeze_backbone:
         with fabric.rank_zero_first():

@@ -48,6 +48,13 @@ def read_machine(folder: Path) -> Machine:
     return _read(folder / MACHINE, Machine)
 
 
+def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
+    """Where the run happened, but for data that has moved; None: nothing has."""
+    if data_dir is None or not (folder / MACHINE).is_file():
+        return None
+    return read_machine(folder).model_copy(update={"data_dir": data_dir})
+
+
 def _read(path: Path, kind: type[Settings]) -> Settings:
     try:
         return kind.model_validate(read_json(path))

@@ -1,10 +1,10 @@
-"""Scoring a finished run: the first and only place where its target domains are read."""
+"""Scoring a finished run: what its predictions on unseen domains are worth, as records."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,33 +12,20 @@ import torch
 from solodg import checkpoint
 from solodg.adapters import ADAPTERS, Adapter
 from solodg.algorithms import Algorithm
-from solodg.assembly import (
-    Say,
-    feature_store,
-    inputs,
-    load_dataset,
-    readable,
-    single_device,
-    with_features,
-)
-from solodg.backbones import Backbone, ReadyFeatures
+from solodg.assembly import Say, inputs, single_device
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
-from solodg.data.domains import TEST, VAL
 from solodg.data.transforms import to_unit
-from solodg.errors import UserError
 from solodg.evaluation import Predictions, metrics, predict
-from solodg.features import FeatureStore
 from solodg.progress import Advance, NoProgress, Progress
 from solodg.runfolder import (
     FINISHED,
     RESULTS,
-    SOURCE,
     VERSIONS,
     machine_kind,
-    read_config,
     read_machine,
 )
+from solodg.scored_data import open_scored
 from solodg.seeding import numpy_generator
 from solodg.storage import append_lines, read_json
 from solodg.stream import Stream, make_adapter, predict_stream
@@ -59,31 +46,30 @@ def evaluate_run(
 ) -> list[Record]:
     """Score the saved model on its target domains, and on unseen images of its sources.
 
-    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter is
-    scored on the target domains alone, in the order and batches of `stream`.
+    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
+    a given `stream`, is scored on the target domains alone, in the stream's order and batches.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
-    config = _moved(read_config(folder), dataset, skip_bad_images)
-    machine = machine or read_machine(folder)
+    plainly = adapter == "none" and stream is None
     stream = stream or Stream()
     make_adapter(adapter, algorithm, stream.arguments)  # a mistake is told before data is read
-    data = load_dataset(config, machine)
-    if list(data.classes) != info.classes:
-        raise UserError(
-            f"the classes of the data ({_shortened(data.classes)}) are not those of the model "
-            f"({_shortened(info.classes)}): has a folder been renamed, added or removed?"
-        )
     device = single_device(accelerator)
-    store = None
-    if config.freeze_backbone and not ADAPTERS[adapter].needs_images:
-        backbone = algorithm.backbone
-        assert isinstance(backbone, Backbone)
-        store = feature_store(config, machine, backbone, device, progress)
-        algorithm.backbone = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
-    parts = _scored_parts(data, config, folder, store, progress, say)
+    config, data, opened = open_scored(
+        folder,
+        algorithm,
+        info,
+        machine or read_machine(folder),
+        device,
+        dataset=dataset,
+        needs_images=ADAPTERS[adapter].needs_images,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+        say=say,
+    )
+    parts = [(role, part) for role, part, _ in opened]
     model = make_adapter(adapter, algorithm, stream.arguments).to(device).eval()
-    if adapter == "none":
+    if plainly:
         scored = _plainly(model, parts, device, progress)
     else:
         targets = [stream.of(part) for role, part in parts if role == "target"]
@@ -99,12 +85,12 @@ def evaluate_run(
             domain=part.domain_names[int(part.domains[0])],
             role=role,
             seed=config.seed,
-            protocol=_protocol(data, config),
+            protocol=protocol(data, config),
             metrics=metrics(result),
             config=portable(config),
             versions=read_json(folder / VERSIONS),
             data=facts,
-            stream=_seen(algorithm) if adapter == "none" else stream.model_dump(),
+            stream=_seen(algorithm) if plainly else stream.model_dump(),
             machine=machine_kind(device),
             time={
                 "seconds": round(seconds, 3),
@@ -138,7 +124,7 @@ def _plainly(
     """In order and in large batches: predictions do not depend on either."""
     scored = []
     for role, part in parts:
-        _show_target(model.algorithm, part, device)
+        show_target(model.algorithm, part, device)
         started = time.perf_counter()
         name = part.domain_names[int(part.domains[0])]
         with progress.bar(f"Scoring {name}", len(part)) as advance:
@@ -149,7 +135,7 @@ def _plainly(
     return scored
 
 
-def _show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
+def show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
     """A few unlabelled images of the domain, to a method that says it needs them, no other."""
     if not algorithm.target_images:
         return
@@ -181,73 +167,13 @@ def _one(advance: Advance, count: int) -> None:
     advance(count)
 
 
-def _scored_parts(
-    dataset: DomainDataset,
-    config: RunConfig,
-    folder: Path,
-    store: FeatureStore | None,
-    progress: Progress,
-    say: Say,
-) -> list[tuple[str, LabelledImages]]:
-    """Target domains, then each source domain's test images, or else its validation images."""
-
-    def read(part: LabelledImages) -> LabelledImages:
-        return readable(part, config, progress, say)
-
-    part = VAL if config.score_on == "validation" else TEST
-    targets = [read(images) for images in dataset.targets(config.targets, part).values()]
-    if store is not None:
-        targets = [store.replace_images([images])[0] for images in targets]
-    return [("target", images) for images in targets] + [
-        (role, own.subset(np.flatnonzero(own.domains == domain)))
-        for role, own in [_held_out(dataset, config, folder, store, read, say)]
-        for domain in np.unique(own.domains)
-    ]
-
-
-def _held_out(
-    dataset: DomainDataset,
-    config: RunConfig,
-    folder: Path,
-    store: FeatureStore | None,
-    read: Callable[[LabelledImages], LabelledImages],
-    say: Say,
-) -> tuple[str, LabelledImages]:
-    """The source images that training did not see: test images, or else validation images."""
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
-    if store is not None or config.skip_bad_images:  # the whole of it, as training had it
-        source = source.mapped(read)
-    if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
-        say(
-            "The source images are not those of the training: only the target is scored, since "
-            "images that were trained on could stand among the held-out ones."
-        )
-        return "source-validation", source.val.subset([])
-    if store is not None:
-        source = with_features(source, store)
-    if len(source.test) and config.score_on is None:
-        return "in-distribution", read(source.test)
-    return "source-validation", read(source.val)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _moved(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
-    values: dict[str, Any] = {"dataset": dataset} if dataset else {}
-    if skip_bad_images:
-        values["skip_bad_images"] = True
-    return config.model_copy(update=values)
-
-
 def _training_time(folder: Path) -> dict[str, float]:
     """What a finished run took; one that was stopped before its end can be scored too."""
     finished = folder / FINISHED
     return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
 
 
-def _protocol(dataset: DomainDataset, config: RunConfig) -> str:
+def protocol(dataset: DomainDataset, config: RunConfig) -> str:
     """How the data was divided: the dataset's own way, or a seeded one with its share."""
     if config.score_on:
         return f"{dataset.protocol}, targets scored on {config.score_on} images"

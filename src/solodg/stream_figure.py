@@ -1,71 +1,122 @@
-"""The curves of a plan with adapters: accuracy and time over test batch sizes."""
+"""A plan whose test images come as streams: accuracy and time over test batch sizes.
 
-from collections.abc import Callable, Sequence
+Rows that share a `curve` are one line; they differ in batch size and in stream.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from solodg.plan import Plan, Row
-from solodg.plan_table import Column, column_estimate, estimate, runs_of
+from solodg.plan import Plan
+from solodg.plan_table import Column, Entry, Estimate, Grid, column_estimate, estimate, runs_by_row
 from solodg.plots import Curve, batch_size_curves
 from solodg.results import Results
 from solodg.types import Record
 
 
+class Point(NamedTuple):
+    """One row of the plan, as a point of a curve."""
+
+    curve: str
+    domains: str  # single or mixed
+    batch_size: int
+    runs: list[list[Record]]
+
+
+def stream_points(plan: Plan, results: Results) -> list[Point]:
+    """Rows that have a curve and records."""
+    runs = runs_by_row(plan, results)
+    return [
+        Point(row.curve, row.stream.domains, row.stream.batch_size, runs[row.name])
+        for row in plan.rows
+        if row.curve and row.stream and runs[row.name]
+    ]
+
+
 def draw_streams(plan: Plan, results: Results, folder: Path) -> list[Path]:
-    """`PLAN-accuracy.png` (mean and per target) and `PLAN-time.png`; none without adapters."""
-    adapted = [row for row in plan.rows if row.adapter != "none"]
-    if not adapted or not any(runs_of(plan, row.name, results) for row in adapted):
+    """`PLAN-accuracy.png` (mean and per target) and `PLAN-time.png`; none without curves."""
+    points = stream_points(plan, results)
+    if not points:
         return []
     domains = [name for targets in plan.target_sets() for name in targets]
-    streams = sorted({row.stream.domains for row in adapted}, reverse=True)
-    panels = {f"{stream} stream": _curves(plan, results, stream, None) for stream in streams}
+    streams = sorted({point.domains for point in points}, reverse=True)
+    panels = {f"{stream} stream": accuracy_curves(plan, points, stream) for stream in streams}
     for name in domains:
-        panels[f"unseen {name}, {streams[0]}"] = _curves(plan, results, streams[0], name)
+        panels[f"unseen {name}, {streams[0]}"] = accuracy_curves(plan, points, streams[0], name)
     accuracy, time = folder / f"{plan.name}-accuracy.png", folder / f"{plan.name}-time.png"
     batch_size_curves(panels, accuracy, ylabel="accuracy, %", log=False)
-    times = {f"{stream} stream": _times(plan, results, stream) for stream in streams}
+    times = {f"{stream} stream": time_curves(points, stream) for stream in streams}
     batch_size_curves(times, time, ylabel="milliseconds per test image", log=True)
     return [accuracy, time]
 
 
-def _curves(plan: Plan, results: Results, stream: str, domain: str | None) -> list[Curve]:
+def accuracy_curves(
+    plan: Plan, points: Sequence[Point], stream: str, domain: str | None = None
+) -> list[Curve]:
     column = Column("", "target", domain)
-
-    def value(row: Row) -> tuple[float, float] | None:
-        found = column_estimate(column, runs_of(plan, row.name, results), plan)
-        return (found.mean, found.half or 0.0) if found else None
-
-    return _gather(plan, stream, value)
+    values = [column_estimate(column, point.runs, plan) for point in points]
+    return _gather(points, values, stream)
 
 
-def _times(plan: Plan, results: Results, stream: str) -> list[Curve]:
-    def value(row: Row) -> tuple[float, float] | None:
-        runs = runs_of(plan, row.name, results)
-        found = estimate([_milliseconds(records) for records in runs])
-        return (found.mean, 0.0) if found else None
-
-    return _gather(plan, stream, value)
+def time_curves(points: Sequence[Point], stream: str) -> list[Curve]:
+    return _gather(points, [_milliseconds(point) for point in points], stream)
 
 
-def _milliseconds(records: Sequence[Record]) -> float:
+def stream_table(plan: Plan, results: Results) -> Grid | None:
+    """A line per curve and stream, a column per batch size; none without curves."""
+    points = stream_points(plan, results)
+    if not points:
+        return None
+    sizes = sorted({point.batch_size for point in points})
+    ends = list(dict.fromkeys((sizes[0], sizes[-1])))
+    column = Column("", "target")
+    lines: dict[tuple[str, str], dict[int, Point]] = {}
+    for point in points:
+        lines.setdefault((point.curve, point.domains), {})[point.batch_size] = point
+    rows = []
+    for (curve, stream), found in lines.items():
+        accuracy = [
+            _text(column_estimate(column, found[size].runs, plan) if size in found else None)
+            for size in sizes
+        ]
+        times = [
+            f"{_milliseconds(found[size]).mean:.2f}" if size in found else "-" for size in ends
+        ]
+        rows.append([Entry(text) for text in (curve, stream, *accuracy, *times)])
+    header = [
+        "method",
+        "stream",
+        *(f"batch {size}" for size in sizes),
+        *(f"ms/image, batch {size}" for size in ends),
+    ]
+    remark = "accuracy in % on unseen domains, mean over seeds ± half of the 95% interval"
+    return Grid(plan.title, header, rows, [*plan.notes, remark])
+
+
+def _text(value: Estimate | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value.mean:.1f}" + ("" if value.half is None else f" ± {value.half:.1f}")
+
+
+def _milliseconds(point: Point) -> Estimate:
+    """Per test image; other work of the machine is in it, so no interval is drawn."""
+    found = estimate([_per_image(records) for records in point.runs])
+    assert found is not None
+    return Estimate(found.mean, None, found.n)
+
+
+def _per_image(records: Sequence[Record]) -> float:
     unseen = [r for r in records if r.role == "target"]
     images = sum(r.metrics["images"] for r in unseen)
     seconds = sum(float(r.time["seconds"]) for r in unseen)
     return 1000 * seconds / images
 
 
-def _gather(
-    plan: Plan, stream: str, value: Callable[[Row], tuple[float, float] | None]
-) -> list[Curve]:
-    """Rows of one method and one number of steps are one curve."""
+def _gather(points: Sequence[Point], values: Sequence[Estimate | None], stream: str) -> list[Curve]:
     curves: dict[str, Curve] = {}
-    for row in plan.rows:
-        found = value(row)
-        if found is None:
-            continue
-        if row.adapter == "none":
-            curves[row.name] = Curve(row.name, {}, found)
-        elif row.stream.domains == stream:
-            steps = row.stream.arguments.get("steps", 1)
-            name = f"{row.adapter}, {steps} step{'s' if steps > 1 else ''}"
-            curves.setdefault(name, Curve(name, {})).points[row.stream.batch_size] = found
+    for point, value in zip(points, values, strict=True):
+        if value is not None and point.domains == stream:
+            curve = curves.setdefault(point.curve, Curve(point.curve, {}))
+            curve.points[point.batch_size] = (value.mean, value.half or 0.0)
     return list(curves.values())

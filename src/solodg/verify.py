@@ -63,7 +63,7 @@ def repeat(
             folder,
             machine,
             adapter=record.adapter,
-            stream=Stream(**record.stream),
+            stream=Stream(**record.stream) if "batch_size" in record.stream else None,
             accelerator=machine.accelerator,
             progress=progress,
         )

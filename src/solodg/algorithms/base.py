@@ -1,7 +1,7 @@
 """What a training-time method is: losses for an episode, then logits for images."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,14 @@ from torch.nn import functional as F
 
 from solodg.errors import UserError
 from solodg.types import Batch, Episode
+
+
+class Verdicts(NamedTuple):
+    """All that a method says of a batch of images, (B, C) each."""
+
+    logits: Tensor
+    probabilities: Tensor
+    before: Tensor | None  # probabilities before adapting to the image, of methods that adapt
 
 
 class Algorithm(nn.Module):
@@ -21,6 +29,12 @@ class Algorithm(nn.Module):
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
     target_images: ClassVar[int] = 0  # unlabelled images of a test domain that it must see first
+    # What the method wants of a run where the user says nothing, from "random" and from
+    # "pretrained" weights: values of the run's configuration.
+    recipes: ClassVar[dict[str, dict[str, Any]]] = {
+        "random": {"label_smoothing": 0.1, "decay": "cosine"},
+        "pretrained": {},
+    }
     label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 
     def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:
@@ -69,3 +83,8 @@ class Algorithm(nn.Module):
     def probabilities(self, x: Tensor) -> Tensor:
         """(B, ...) images -> (B, C) class probabilities, as honest as the method can."""
         return torch.softmax(self(x), dim=1)
+
+    def judge(self, x: Tensor) -> Verdicts:
+        """`forward` and `probabilities` after one pass through the backbone."""
+        logits = self(x)
+        return Verdicts(logits, torch.softmax(logits, dim=1), None)

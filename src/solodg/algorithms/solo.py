@@ -14,30 +14,23 @@ derives each step and the tests hold it against the plain form in float64.
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Algorithm
-from solodg.algorithms.centres import Centres, CentreSums
+from solodg.algorithms.base import Algorithm, Verdicts
+from solodg.algorithms.centres import CentreSums
 from solodg.algorithms.mean_hidden import mean_hidden
 from solodg.algorithms.posterior_terms import posterior_terms
+from solodg.algorithms.turns import Turn, every_domain_in_turn, the_episodes_own, without_shift
 from solodg.algorithms.writer import GaussianWriter
 from solodg.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
 from solodg.types import Batch, Episode, Features
 
 Posterior = Literal["hierarchical", "concatenation", "invariant"]
 MergedLayer = tuple[Tensor, Tensor]  # weight (H, H) and bias (H,)
-
-
-class Turn(NamedTuple):
-    """One domain shift inside an episode: who is asked, and what is known to whom."""
-
-    queries: Tensor  # (Q,) positions in the merged episode
-    source: Centres  # of S'
-    target: Centres  # of T'
 
 
 class Solo(Algorithm):
@@ -163,40 +156,23 @@ class Solo(Algorithm):
         return self._read(merged.x), {}
 
     def _read(self, x: Tensor) -> Features:
-        return self._conditioned(self.observe(x))
+        return self.conditioned(self.observe(x))
 
     def observe(self, x: Tensor) -> Features:
         """An image's embedding, and what it says about its domain."""
         features: Features = self.backbone(x)
         return features
 
-    def _conditioned(self, observed: Features) -> Features:
+    def conditioned(self, observed: Features) -> Features:
         """What is classified, given the style."""
         return observed
 
     def _turns(self, episode: Episode, merged: Batch, z: Tensor) -> list[Turn]:
-        everyone = torch.arange(len(merged.y), device=z.device)
-        if not self.meta_learning or self.turns == "all":
-            sums = CentreSums(self.num_classes).add(z, merged.y, merged.domain)
-            if not self.meta_learning:
-                centres = sums.over(sums.domains)
-                return [Turn(everyone, centres, centres)]
-            return [
-                Turn(
-                    everyone[merged.domain == domain],
-                    sums.over([other for other in sums.domains if other != domain]),
-                    sums.over([domain]),
-                )
-                for domain in sums.domains
-            ]
-        start, end = len(episode.source.y), len(merged.y)
-        context_end = end if episode.num_context is None else start + episode.num_context
-        queries = everyone[start:] if context_end == end else everyone[context_end:]
-        source = CentreSums(self.num_classes).add(z[:start], *episode.source[1:])
-        context = slice(start, context_end)
-        target = CentreSums(self.num_classes)
-        target.add(z[context], merged.y[context], merged.domain[context])
-        return [Turn(queries, source.over(source.domains), target.over(target.domains))]
+        if not self.meta_learning:
+            return [without_shift(merged, z, self.num_classes)]
+        if self.turns == "all":
+            return every_domain_in_turn(merged, z, self.num_classes)
+        return [the_episodes_own(episode, merged, z, self.num_classes)]
 
     def _turn_losses(
         self, asked: Features, y: Tensor, turn: Turn, merged_layer: MergedLayer | None
@@ -346,7 +322,7 @@ class Solo(Algorithm):
 
     def logits(self, observed: Features) -> Tensor:
         """The same for what was observed, be the style the image's own or another's."""
-        features = self._conditioned(observed)
+        features = self.conditioned(observed)
         z = features.embedding
         if self.posterior == "invariant":
             logits = z @ self.written_mean.T
@@ -356,36 +332,66 @@ class Solo(Algorithm):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
+        return self._softmax_samples(self._test_moments(self._read(x))).mean(1)
+
+    def judge(self, x: Tensor) -> Verdicts:
+        """`before`: the same average for what the meta-prior writes from the source centres."""
         features = self._read(x)
+        moments = self._test_moments(features)
+        logits = moments.mean.masked_fill(self.absent, -math.inf)
+        probabilities = self._softmax_samples(moments).mean(1)
+        if self.posterior == "invariant":  # one classifier for all images
+            return Verdicts(logits, probabilities, None)
+        prior = shared_logits(self.source_classifier(), features.embedding)
+        return Verdicts(logits, probabilities, self._softmax_samples(prior).mean(1))
+
+    def sampled_probabilities(self, observed: Features) -> Tensor:
+        """Softmax under each of the sampled classifiers, (B, M, C)."""
+        return self._softmax_samples(self._test_moments(self.conditioned(observed)))
+
+    def prior_sampled_probabilities(self, observed: Features) -> Tensor:
+        """The same, by the same noise, for the classifier written from the sources alone."""
+        z = self.conditioned(observed).embedding
+        return self._softmax_samples(shared_logits(self.source_classifier(), z))
+
+    def _test_moments(self, features: Features) -> LogitMoments:
         z = features.embedding
         if self.posterior == "invariant":
-            moments = shared_logits(Gaussian(self.written_mean, self.written_scale), z)
-        else:
-            hidden = self._test_hidden(features.style)
-            scale = _logit_scale(self.amortiser.scale(hidden), z)
-            moments = LogitMoments(self._test_logits(hidden, z), scale)
+            return shared_logits(Gaussian(self.written_mean, self.written_scale), z)
+        hidden = self._test_hidden(features.style)
+        scale = _logit_scale(self.amortiser.scale(hidden), z)
+        return LogitMoments(self._test_logits(hidden, z), scale)
+
+    def _softmax_samples(self, moments: LogitMoments) -> Tensor:
         logits = moments.sample_with(self.test_noise).masked_fill(self.absent, -math.inf)
-        return logits.softmax(-1).mean(1)
+        return logits.softmax(-1)
 
     def classifiers(self, x: Tensor) -> Gaussian:
         """The classifier written for each image: mean and scale, (B, C, D)."""
-        features = self._read(x)
+        return self.written_for(self.observe(x))
+
+    def written_for(self, observed: Features) -> Gaussian:
+        """The same for what was observed."""
         if self.posterior == "invariant":
-            shape = (len(x), *self.written_mean.shape)
+            shape = (len(observed.style), *self.written_mean.shape)
             return Gaussian(self.written_mean.expand(shape), self.written_scale.expand(shape))
-        hidden = self._test_hidden(features.style)
+        hidden = self._test_hidden(observed.style)
         return Gaussian(self._on_base(self.amortiser.mean(hidden)), self.amortiser.scale(hidden))
 
     def prior_logits(self, observed: Features) -> Tensor:
         """Of the classifier that the meta-prior writes from the source centres alone."""
         rows, _ = self.linear_classifier()
-        z = self._conditioned(observed).embedding
+        z = self.conditioned(observed).embedding
         return (z @ rows.T).masked_fill(self.absent, -math.inf)
 
-    def linear_classifier(self) -> tuple[Tensor, float]:
-        """What the amortiser writes from the source centres alone."""
+    def source_classifier(self) -> Gaussian:
+        """What the amortiser writes from the source centres alone, (C, D)."""
         written: Gaussian = self.amortiser(self.source_centres)
-        return self._on_base(written.mean), 0.0
+        return Gaussian(self._on_base(written.mean), written.scale)
+
+    def linear_classifier(self) -> tuple[Tensor, float]:
+        """Its mean: one classifier for all images."""
+        return self.source_classifier().mean, 0.0
 
     def _test_hidden(self, style: Tensor) -> Tensor:
         code = self.style_encoder[0](style).relu_()  # its last layer is in `image_weight`

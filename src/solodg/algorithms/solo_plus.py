@@ -11,6 +11,9 @@ there, which fails on an unseen domain (docs/recipe.md). What differs from `solo
     swap     in training an image is classified with the code of another image of its domain; at
              test with its own
     FiLM     the code also scales and shifts the embedding, starting at the identity
+    norm     the backbone's BatchNorm takes a share of the image's own statistics (image_norm.py)
+    frame    the image also writes the frame in which it is read (frame.py); for backbones that are
+             trained from random weights
 
 All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`.
 """
@@ -21,18 +24,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.frame import Frame, resampled
 from solodg.algorithms.solo import Solo
+from solodg.errors import UserError
 from solodg.types import Batch, Features
 
 
 class SoloPlus(Solo):
-    """`solo` on a style code of few dimensions; arguments besides are those of `solo`."""
+    """`solo` on a style code of few dimensions, read from an image in its own frame.
 
+    code_dim        numbers of the style code; `domain_weight` that of its domain supervision
+    swap, film      in training another image's code of the domain; the code's FiLM
+    frame           the image writes its frame; off on stored features, which have no pixels
+    """
+
+    recipes: ClassVar[dict[str, dict[str, Any]]] = {
+        "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": True}},
+        "pretrained": {"image_norm": 300.0},
+    }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         "no-swap": {"swap": False},
         "no-film": {"film": False},
         "no-domain-supervision": {"domain_weight": 0.0},
+        "no-frame": {"frame": False},
     }
 
     def __init__(
@@ -44,6 +59,7 @@ class SoloPlus(Solo):
         domain_weight: float = 0.3,
         swap: bool = True,
         film: bool = True,
+        frame: bool = False,
         source_samples: int = 4,
         prior_weight: float = 1.0,
         kl_weight: float = 1e-4,
@@ -57,6 +73,7 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
+        self.frame = Frame(_channels(backbone)) if frame else None
         width = int(backbone.style_dim)  # type: ignore[arg-type]
         self.standardise = nn.BatchNorm1d(width, affine=False)
         self.encode = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, code_dim))
@@ -68,7 +85,10 @@ class SoloPlus(Solo):
     def embed(self, x: Tensor) -> Tensor:
         return self._read(x).embedding
 
-    def observe(self, x: Tensor) -> Features:
+    def observe(self, x: Tensor, maps: Tensor | None = None) -> Features:
+        """`maps`: in frames that others wrote, (B, 2, 3)."""
+        if self.frame is not None:
+            x = resampled(x, self.frame.maps(x) if maps is None else maps)
         features: Features = self.backbone(x)
         code: Tensor = self.encode(self.standardise(features.style.detach()))
         return Features(features.embedding, code)
@@ -80,13 +100,23 @@ class SoloPlus(Solo):
             extra["domain"] = self.domain_weight * prototype_loss(code, merged.domain)
         if self.swap:
             code = code[within_domain_shuffle(merged.domain)]
-        return self._conditioned(Features(z, code)), extra
+        return self.conditioned(Features(z, code)), extra
 
-    def _conditioned(self, observed: Features) -> Features:
+    def conditioned(self, observed: Features) -> Features:
         if self.film is None:
             return observed
         scale, shift = self.film(observed.style).chunk(2, 1)
         return Features(observed.embedding * (1 + scale) + shift, observed.style)
+
+
+def _channels(backbone: nn.Module) -> int:
+    channels = getattr(backbone, "channels", None)
+    if channels is None:
+        raise UserError(
+            "a frame is written for pixels: it cannot work on stored features of a frozen "
+            "backbone. Leave frame=true out, or train without --freeze-backbone."
+        )
+    return int(channels)
 
 
 def domain_centres(code: Tensor, domain: Tensor) -> tuple[Tensor, Tensor]:

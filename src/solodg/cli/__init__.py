@@ -11,7 +11,11 @@ from solodg.cli.console import err
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
+from solodg.cli.explain import explain
+from solodg.cli.export import export
 from solodg.cli.predict import predict
+from solodg.cli.report import report
+from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
@@ -23,17 +27,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train on several domains; then every single test image writes its own classifier.",
-    epilog="Start with [bold]solodg demo[/bold]: real digits, both methods, a table.",
+    epilog="Start with [bold]solodg demo[/bold]: real digits, three methods, a table, a page.",
 )
 app.command(
     epilog="Example: [bold]solodg train rotated-mnist --backbone small_cnn --steps 500[/bold]"
 )(train)
-app.command(epilog="Example: [bold]solodg evaluate runs/toy-sky-solo-0[/bold]")(evaluate)
+app.command(epilog="Example: [bold]solodg evaluate runs/first[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
+app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
+app.command(epilog="Example: [bold]solodg export runs/first --onnx model.onnx[/bold]")(export)
+app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(serve)
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
-app.command(epilog="Example: [bold]solodg study runs/toy-sky-solo-0[/bold]")(study)
+app.command(epilog="Example: [bold]solodg study runs/first[/bold]")(study)
 app.command()(datasets)
 app.command()(demo)
 

@@ -119,11 +119,12 @@ def _carry_out(
 
 def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     from solodg.benchmark import RESULTS
-    from solodg.plan_table import Column, column_estimate, plan_table, records_of, runs_of
+    from solodg.plan_page import POINTS_LABEL, plan_points, write_plan_page
+    from solodg.plan_table import plan_table, records_of
     from solodg.plots import plan_figure
     from solodg.results import read_results
     from solodg.storage import write_atomically, write_lines
-    from solodg.stream_figure import draw_streams
+    from solodg.stream_figure import draw_streams, stream_table
 
     file = records or output / RESULTS
     results = read_results(file)
@@ -133,17 +134,14 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
         write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
     own = [record.model_dump() for record in records_of(plan, results)]
     write_lines(folder / f"{plan.name}.jsonl", own)
-    points = []
-    for row in plan.rows:
-        found = column_estimate(Column("", "target"), runs_of(plan, row.name, results), plan)
-        if found:
-            points.append((row.name, found.mean, found.half or 0.0))
+    points = plan_points(plan, results)
     if points:
-        label = "accuracy on unseen domains, %, mean and 95% interval over seeds"
-        plan_figure(plan.title, label, points, folder / f"{plan.name}.png")
-    draw_streams(plan, results, folder)
-    out.print(grid.rich())
+        plan_figure(plan.title, POINTS_LABEL, points, folder / f"{plan.name}.png")
+    streams = draw_streams(plan, results, folder)
+    page = write_plan_page(plan, results, output, streams)
+    out.print((stream_table(plan, results) or grid).rich())
     out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
+    out.print(f"Page: {page}")
     out.print(f"All records: {file}")
 
 

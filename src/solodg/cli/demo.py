@@ -10,10 +10,10 @@ from solodg.cli.console import err, out
 
 def demo(
     output: Annotated[Path, typer.Option(help="Where runs and picture go.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 600,
+    steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 400,
     seed: Annotated[int, typer.Option(help="Another seed, other numbers.")] = 0,
 ) -> None:
-    """Both methods on real rotated digits: two unseen angles, a table, a picture."""
+    """ERM and two single-sample methods on real rotated digits: a table, a picture, a page."""
     from solodg.demo import run_demo
 
     run_demo(output, steps=steps, seed=seed, out=out, err=err)

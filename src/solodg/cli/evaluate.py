@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
-from solodg.cli.options import MovedDataDir
-from solodg.errors import UserError
+from solodg.cli.options import MovedData, MovedDataDir
 
 
 def evaluate(
@@ -21,7 +20,7 @@ def evaluate(
     ] = "none",
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Test images the adapter gets at once.  [dim]default: 64[/dim]"),
+        typer.Option(help="Test images that come at once.  [dim]default: 64[/dim]"),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates per batch of tent, ttt, shot.")] = None,
     set_: Annotated[
@@ -41,9 +40,7 @@ def evaluate(
         int | None, typer.Option(help="Of each target, drawn by the seed.  [dim]default: all[/dim]")
     ] = None,
     data_dir: MovedDataDir = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Path of your own images, if it has changed since training.")
-    ] = None,
+    dataset: MovedData = None,
     accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
     skip_bad_images: Annotated[
         bool, typer.Option("--skip-bad-images", help="Leave out what cannot be read, and say so.")
@@ -54,7 +51,7 @@ def evaluate(
     from solodg.cli.train import assignments
     from solodg.config import build
     from solodg.progress import BarProgress
-    from solodg.runfolder import MACHINE, RESULTS, read_machine
+    from solodg.runfolder import RESULTS, moved_machine
     from solodg.score import evaluate_run
     from solodg.stream import Stream
     from solodg.tables import evaluation_table
@@ -69,19 +66,12 @@ def evaluate(
         "images": images,
     }
     given = {name: value for name, value in values.items() if value is not None}
-    if given and adapter == "none":
-        raise UserError(
-            "--batch-size, --steps, --set, --stream, --reset, --images go with an --adapter."
-        )
-    machine = None
-    if data_dir is not None and (run / MACHINE).is_file():
-        machine = read_machine(run).model_copy(update={"data_dir": data_dir})
     records = evaluate_run(
         run,
-        machine,
+        moved_machine(run, data_dir),
         dataset=dataset,
         adapter=adapter,
-        stream=build(Stream, given),
+        stream=build(Stream, given) if given or adapter != "none" else None,
         accelerator=accelerator,
         skip_bad_images=skip_bad_images,
         progress=BarProgress(err),

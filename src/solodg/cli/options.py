@@ -12,6 +12,9 @@ DataDir = Annotated[
 MovedDataDir = Annotated[
     Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
 ]
+MovedData = Annotated[
+    str | None, typer.Option(help="Path of your own images, if it has changed since training.")
+]
 CacheDir = Annotated[
     Path | None,
     typer.Option(help="For features of frozen backbones.  [dim]default: ~/.cache/solodg[/dim]"),

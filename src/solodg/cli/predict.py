@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -11,9 +11,12 @@ from rich.table import Column, Table
 from solodg.cli.console import err, out
 from solodg.errors import UserError
 
+if TYPE_CHECKING:
+    from solodg.prediction import ImagePredictor, Prediction
+
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or an exported FILE.onnx.")],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
@@ -22,11 +25,11 @@ def predict(
     ] = False,
 ) -> None:
     """Class, probability and uncertainty of images, each judged alone."""
-    from solodg.predictor import Predictor
+    import solodg
     from solodg.progress import BarProgress
 
-    predictor = Predictor.load(run)
-    paths = _image_paths(images)
+    predictor = solodg.load(run)
+    paths = image_paths(images)
     table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
     failed = []
     with BarProgress(err).bar("Predicting", len(paths)) as advance:
@@ -36,13 +39,7 @@ def predict(
                 if isinstance(prediction, UserError):
                     failed.append(prediction)
                 elif json_:
-                    line = {"image": path, "class": prediction.label}
-                    line |= {
-                        "probability": prediction.probability,
-                        "uncertainty": prediction.uncertainty,
-                        "probabilities": prediction.probabilities,
-                    }
-                    sys.stdout.write(json.dumps(line) + "\n")
+                    sys.stdout.write(json.dumps(_line(path, prediction)) + "\n")
                 else:
                     certain = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
                     table.add_row(path, prediction.label, *certain)
@@ -54,8 +51,19 @@ def predict(
         raise UserError(f"{failed[0]}{more}")
 
 
-def _image_paths(arguments: list[str]) -> list[str]:
-    from solodg.data.decode import EXTENSIONS
+def _line(path: str, prediction: "Prediction") -> dict[str, Any]:
+    return {
+        "image": path,
+        "class": prediction.label,
+        "probability": prediction.probability,
+        "uncertainty": prediction.uncertainty,
+        "probabilities": prediction.probabilities,
+        "before": prediction.before,
+    }
+
+
+def image_paths(arguments: list[str]) -> list[str]:
+    from solodg.pixels import EXTENSIONS
 
     paths: list[str] = []
     for argument in arguments:
@@ -73,12 +81,14 @@ def _image_paths(arguments: list[str]) -> list[str]:
     return paths
 
 
-def _predict_readable(predictor: Any, paths: list[str]) -> list[tuple[str, Any]]:
+def _predict_readable(
+    predictor: "ImagePredictor", paths: list[str]
+) -> list[tuple[str, "Prediction | UserError"]]:
     """Predictions in one batch; if an image of it is bad, one by one, errors in place."""
     try:
         return list(zip(paths, predictor.predict(paths), strict=True))
     except UserError:
-        results: list[tuple[str, Any]] = []
+        results: list[tuple[str, Prediction | UserError]] = []
         for path in paths:
             try:
                 results.append((path, predictor.predict(path)))

@@ -18,24 +18,32 @@ def study(
 
     own: the method. same domain: the style of another image of its domain. other domain: of an
     image of another one. mean: the mean style of the sources. prior: the classifier written from
-    the source centres alone.
+    the source centres alone. Where images write their frame, the same for frames; none: no frame.
     """
+    from solodg.progress import BarProgress
+    from solodg.runfolder import moved_machine
+    from solodg.storage import write_json
+    from solodg.style_study import FRAMES, STYLES, frame_study, style_study
+
+    machine, progress = moved_machine(run, data_dir), BarProgress(err)
+    found = style_study(run, machine, progress, seed=seed)
+    _show(f"Whose style? Accuracy of {run.name} on unseen domains, %", STYLES, found)
+    write_json(run / "style_study.json", found)
+    written = [run / "style_study.json"]
+    framed = frame_study(run, machine, progress, seed=seed)
+    if framed is not None:
+        _show(f"Whose frame? Accuracy of {run.name} on unseen domains, %", FRAMES, framed)
+        write_json(run / "frame_study.json", framed)
+        written.append(run / "frame_study.json")
+    out.print(f"Figures: {', '.join(map(str, written))}")
+
+
+def _show(title: str, kinds: tuple[str, ...], found: dict[str, dict[str, float]]) -> None:
     from rich.table import Table
 
-    from solodg.progress import BarProgress
-    from solodg.runfolder import read_machine
-    from solodg.storage import write_json
-    from solodg.style_study import STYLES, style_study
-
-    machine = None
-    if data_dir is not None:
-        machine = read_machine(run).model_copy(update={"data_dir": data_dir})
-    found = style_study(run, machine, BarProgress(err), seed=seed)
-    table = Table(title=f"Whose style? Accuracy of {run.name} on unseen domains, %")
-    for name in ("domain", *STYLES):
+    table = Table(title=title)
+    for name in ("domain", *kinds):
         table.add_column(name, justify="left" if name == "domain" else "right")
     for domain, accuracies in found.items():
-        table.add_row(domain, *(f"{100 * accuracies[name]:.1f}" for name in STYLES))
+        table.add_row(domain, *(f"{100 * accuracies[name]:.1f}" for name in kinds))
     out.print(table)
-    write_json(run / "style_study.json", found)
-    out.print(f"Figures: {run / 'style_study.json'}")

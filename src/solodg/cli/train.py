@@ -36,13 +36,17 @@ def train(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="Any of solodg.algorithms; solo is the single-sample method.")
-    ] = "solo",
+        str | None,
+        typer.Option(
+            help="solo_plus, solo (the paper's method), erm, or another of the README's table.  "
+            "[dim]default: solo_plus; solo with its presets and variants[/dim]"
+        ),
+    ] = None,
     variant: Annotated[
         str | None,
         typer.Option(
-            help="Of solo: default, invariant, no-hierarchy, no-prior-supervision, "
-            "no-meta-learning, literal."
+            help="Of solo_plus: no-frame, no-film, no-swap, no-domain-supervision. Of solo: "
+            "invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal."
         ),
     ] = None,
     preset: Annotated[
@@ -79,6 +83,13 @@ def train(
             help="BatchNorm statistics.  [dim]default: frozen when weights are given[/dim]",
         ),
     ] = None,
+    image_norm: Annotated[
+        float | None,
+        typer.Option(
+            help="Mix the image's own statistics into every BatchNorm; the source's count as this "
+            "many pixels, e.g. 300; 0: do not.  [dim]default: as the algorithm wants it[/dim]",
+        ),
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
     steps: Annotated[
@@ -96,13 +107,20 @@ def train(
     backbone_learning_rate: Annotated[float | None, typer.Option(help="Of the backbone.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="[dim]default: 0.0005[/dim]")] = None,
     label_smoothing: Annotated[
-        float | None, typer.Option(help="E.g. 0.1.  [dim]default: none[/dim]")
+        float | None,
+        typer.Option(help="0: none.  [dim]default: 0.1 from random weights[/dim]"),
     ] = None,
     weight_average: Annotated[
         float | None,
         typer.Option(help="Validate and keep a moving average of the weights, e.g. 0.99."),
     ] = None,
-    decay: Annotated[str | None, typer.Option(help="cosine: learning rates fall to zero.")] = None,
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the learning rates: cosine, to zero, or constant.  [dim]default: cosine from "
+            "random weights[/dim]"
+        ),
+    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
@@ -153,6 +171,7 @@ def train(
     precision: Annotated[str | None, typer.Option(help="32-true, 16-mixed or bf16-mixed.")] = None,
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation."""
+    algorithm = algorithm or _default_algorithm(preset, variant)
     given = {
         name: value
         for name, value in {
@@ -167,6 +186,7 @@ def train(
             "freeze_backbone": freeze_backbone,
             "train_stages": train_stages,
             "freeze_norm": freeze_norm,
+            "image_norm": image_norm,
             "image_size": image_size,
             "channels": channels,
             "steps": steps,
@@ -219,6 +239,14 @@ def train(
     train_run(config, machine, folder, resume=resume, progress=BarProgress(err), say=err.print)
     if _is_first_process():
         _after_training(folder)
+
+
+def _default_algorithm(preset: str | None, variant: str | None) -> str:
+    """The best we have; the paper's method where a preset or a variant of it is asked for."""
+    from solodg.algorithms import ALGORITHMS
+
+    ours = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
+    return "solo_plus" if ours else "solo"
 
 
 def assignments(pairs: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""`solodg explain`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solodg.cli.console import err, out
+from solodg.cli.options import MovedData, MovedDataDir
+from solodg.errors import UserError
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="Where figures go.  [dim]default: RUN/explain[/dim]")
+    ] = None,
+    data_dir: MovedDataDir = None,
+    dataset: MovedData = None,
+) -> None:
+    """What the adaptation does to an image, as a figure (PNG and SVG).
+
+    The image, the source class centres and the classifier before and after the adaptation in one
+    plane; how far each prototype moved; probabilities with what sampled classifiers say; the
+    nearest source images. The plane is fitted on source training images the first time, and kept.
+    """
+    from solodg.cli.predict import image_paths
+    from solodg.explain import explain as explain_image
+    from solodg.explain_figure import explain_figure, headline
+    from solodg.plane import kept_plane
+    from solodg.predictor import Predictor
+    from solodg.progress import BarProgress
+    from solodg.runfolder import moved_machine
+    from solodg.storage import write_atomically
+    from solodg.themed import png, svg
+
+    predictor = Predictor.load(run)
+    paths = image_paths(images)
+    plane = kept_plane(
+        run, predictor, moved_machine(run, data_dir), dataset=dataset, progress=BarProgress(err)
+    )
+    folder = output or run / "explain"
+    failed: list[UserError] = []
+    used: set[str] = set()
+    for path in paths:
+        try:
+            found = explain_image(predictor, plane, path)
+        except UserError as error:
+            failed.append(error)
+            continue
+        name = _free_name(Path(path), used)
+        figure = explain_figure(found, Path(path).name)
+        write_atomically(folder / f"{name}.png", png(figure))
+        write_atomically(folder / f"{name}.svg", svg(figure))
+        out.print(f"{path}: {headline(found)}. Figure: {folder / name}.png, .svg")
+    if failed:
+        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise UserError(f"{failed[0]}{more}")
+
+
+def _free_name(path: Path, used: set[str]) -> str:
+    """The image's own name, with that of its folder where another has it."""
+    name = path.stem
+    if name in used:
+        name = f"{path.parent.name}-{path.stem}"
+    number = 2
+    while name in used:
+        name, number = f"{path.stem}-{number}", number + 1
+    used.add(name)
+    return name

@@ -1,0 +1,31 @@
+"""`solodg export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solodg.cli.console import out
+from solodg.errors import UserError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="The file to write.")],
+) -> None:
+    """Write a model as one ONNX file: images in, probabilities out, adaptation included.
+
+    Decoding and resizing stay outside: the file takes 8-bit pixels (batch, channels, size, size).
+    Use it with [bold]solodg predict FILE.onnx IMAGE[/bold], which needs no torch, or in any program
+    that runs ONNX. It is held against PyTorch before it is written.
+    """
+    from solodg.onnx_export import export_onnx
+    from solodg.onnx_model import is_onnx
+    from solodg.predictor import Predictor
+
+    if not is_onnx(onnx):
+        raise UserError(f"--onnx {onnx}: the name must end with .onnx.")
+    difference = export_onnx(Predictor.load(run), onnx)
+    size = onnx.stat().st_size / 1e6
+    out.print(f"Wrote {onnx}, {size:.1f} MB; differs from PyTorch by at most {difference:.1e}.")
+    out.print(f"Next: solodg predict {onnx} IMAGE", style="dim")

@@ -1,0 +1,41 @@
+"""`solodg report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solodg.cli.console import err, out
+from solodg.cli.options import MovedData, MovedDataDir
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page.  [dim]default: RUN/report.html[/dim]")
+    ] = None,
+    images: Annotated[
+        int | None,
+        typer.Option(help="Of each domain, drawn at random.  [dim]default: all[/dim]", min=1),
+    ] = None,
+    data_dir: MovedDataDir = None,
+    dataset: MovedData = None,
+) -> None:
+    """One HTML page on a run: curves, tables, trust, and images before and after the adaptation.
+
+    The page needs no network and nothing beside it: send it, open it anywhere.
+    """
+    from solodg.progress import BarProgress
+    from solodg.report import write_report
+    from solodg.runfolder import moved_machine
+
+    path = write_report(
+        run,
+        moved_machine(run, data_dir),
+        output=output,
+        dataset=dataset,
+        images=images,
+        progress=BarProgress(err),
+        say=err.print,
+    )
+    out.print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -1,0 +1,94 @@
+"""`solodg serve`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from solodg.cli.console import err
+from solodg.cli.options import MovedDataDir
+from solodg.errors import UserError
+
+if TYPE_CHECKING:
+    from solodg.pixels import Pixels
+    from solodg.serving.service import Draw
+
+
+def serve(
+    model: Annotated[
+        Path, typer.Argument(help="The folder of a run, or an exported FILE.onnx (no torch).")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address; 0.0.0.0 opens it to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    max_batch: Annotated[
+        int, typer.Option(help="Images computed at once, of however many requests.")
+    ] = 16,
+    max_images: Annotated[int, typer.Option(help="Of one request.")] = 32,
+    max_mb: Annotated[float, typer.Option(help="Megabytes of one request.")] = 20.0,
+    max_pixels: Annotated[
+        int, typer.Option(help="Of one image; a larger one is refused before it is decoded.")
+    ] = 50_000_000,
+    queue: Annotated[
+        int, typer.Option(help="Images taken in at once; beyond, the answer is 429.")
+    ] = 128,
+    timeout: Annotated[float, typer.Option(help="Seconds for a request.")] = 30.0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask for this bearer token.  [dim]default: $SOLODG_TOKEN; else none[/dim]"
+        ),
+    ] = None,
+    data_dir: MovedDataDir = None,
+) -> None:
+    """Serve a model: a page to drop images on, and POST /predict for programs.
+
+    Images of concurrent requests are computed together; no digit of an answer depends on it.
+    Ctrl-C or SIGTERM stops it after what it took in is answered.
+    """
+    import solodg
+    from solodg.extras import missing_extra
+
+    try:
+        from solodg.serving.server import read_token
+        from solodg.serving.server import serve as run_server
+        from solodg.serving.settings import Settings
+    except ModuleNotFoundError as error:
+        raise missing_extra("serve", "The server", error) from error
+    settings = Settings(
+        max_batch=max_batch,
+        max_images=max_images,
+        max_bytes=int(max_mb * 1024**2),
+        max_pixels=max_pixels,
+        queue=queue,
+        seconds=timeout,
+        token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
+    )
+    name = model.resolve().name
+    predictor = solodg.load(model)
+    draw = _figures(model, predictor, data_dir) if model.is_dir() else None
+    run_server(predictor, name, settings, host=host, port=port, draw=draw, say=err.print)
+
+
+def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
+    """What draws an image's explanation; it needs the source images of the run, once."""
+    from solodg.explain import explain
+    from solodg.explain_figure import explain_figure
+    from solodg.plane import kept_plane
+    from solodg.progress import BarProgress
+    from solodg.runfolder import moved_machine
+    from solodg.themed import themed_svg
+
+    try:
+        plane = kept_plane(run, predictor, moved_machine(run, data_dir), progress=BarProgress(err))
+    except (UserError, OSError) as error:
+        err.print(f"No figures: {error}", style="yellow")
+        return None
+
+    def draw(pixels: "Pixels") -> bytes:
+        image = pixels.transpose(1, 2, 0)  # as arrays of images are
+        return themed_svg(explain_figure(explain(predictor, plane, image)))
+
+    return draw

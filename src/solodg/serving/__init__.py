@@ -1,0 +1,1 @@
+"""A trained model behind HTTP: `solodg serve RUN`. Needs the extra `serve`."""

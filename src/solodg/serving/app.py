@@ -1,0 +1,215 @@
+"""The server's doors: /predict, /model, /health, /metrics, its OpenAPI, and a page at /."""
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from solodg.prediction import ImagePredictor
+from solodg.serving.answers import Answer, Health, Model, Problem
+from solodg.serving.docs_page import docs_page
+from solodg.serving.draining import Draining
+from solodg.serving.metrics import Measured
+from solodg.serving.own_host import OwnHost
+from solodg.serving.refusal import Refusal
+from solodg.serving.service import Draw, Service
+from solodg.serving.settings import Settings
+from solodg.serving.uploads import FORM, RAW
+
+_PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
+         "/page.css": ("page.css", "text/css")}  # fmt: skip
+# All that the page needs comes from here, and nothing is allowed to come from elsewhere.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' blob: data:; form-action 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_BODY = {
+    "required": True,
+    "content": {
+        FORM: {
+            "schema": {
+                "type": "object",
+                "required": ["images"],
+                "additionalProperties": False,
+                "properties": {
+                    "images": {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": {"type": "string", "format": "binary"},
+                    }
+                },
+            }
+        },
+        "image/*": _BINARY,
+        RAW: _BINARY,
+    },
+}
+_REFUSALS = {
+    400: "A form that cannot be read, or holds no file",
+    408: "The request did not arrive in time",
+    413: "Too many bytes, images or pixels",
+    415: "Not a content type for images",
+    422: "An image that cannot be read; the reason names it",
+    429: "Too many images at once: come again",
+    503: "No answer in time, or the server is stopping",
+}
+
+
+def build_app(
+    predictor: ImagePredictor,
+    name: str,
+    settings: Settings,
+    draw: Draw | None = None,
+    *,
+    only_here: bool = False,
+) -> FastAPI:
+    """`only_here`: refuse who calls this machine by a name that is not its own."""
+    service = Service(predictor, name, settings, draw)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()  # after the last request was answered
+
+    app = FastAPI(
+        title="SoloDG",
+        version=version("solodg"),
+        summary="Classes of images, each judged alone.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages fetch their scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+    _add_doors(app, service)
+    _add_page(app)
+    _add_refusals(app)
+    paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
+    app.add_middleware(Draining, limit=4 * settings.max_bytes)
+    app.add_middleware(Measured, metrics=service.metrics, paths=paths)
+    if only_here:
+        app.add_middleware(OwnHost)
+    return app
+
+
+def _add_doors(app: FastAPI, service: Service) -> None:
+    guards: list[Any] = []
+    unknown: dict[int | str, dict[str, Any]] = {}
+    if service.settings.token is not None:
+        guards = [Depends(_token_guard(service.settings.token))]
+        unknown = _described({401: "The bearer token is missing or wrong"})
+
+    @app.post(
+        "/predict",
+        responses=unknown | _described(_REFUSALS),
+        dependencies=guards,
+        openapi_extra={"requestBody": _BODY},
+        summary="Class, probabilities and uncertainty of one or several images",
+    )
+    async def predict(request: Request) -> Answer:
+        """Send a form with files, or one image as the body. All are answered, or none."""
+        return await service.predict(request)
+
+    @app.post(
+        "/explain",
+        responses=unknown
+        | _described(_REFUSALS | {404: "This server draws no figures"})
+        | {200: {"content": {"image/svg+xml": {}}, "description": "The figure"}},
+        dependencies=guards,
+        openapi_extra={"requestBody": _BODY},
+        response_class=Response,
+        summary="What adapting to one image did, as a figure",
+    )
+    async def explain(request: Request) -> Response:
+        """Send one image, as for /predict."""
+        return Response(await service.explain(request), media_type="image/svg+xml")
+
+    @app.get("/model", responses=unknown, dependencies=guards, summary="What is served, and how")
+    async def model() -> Model:
+        return service.model()
+
+    @app.get(
+        "/metrics",
+        responses=unknown,
+        dependencies=guards,
+        response_class=PlainTextResponse,
+        summary="Counters for Prometheus",
+    )
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(service.metrics.text())
+
+    @app.get("/health", summary="Whether the server is up")
+    async def health() -> Health:
+        return Health(status="ok")
+
+
+def _token_guard(token: str) -> Any:
+    """A dependency that lets in who knows the token."""
+    scheme = HTTPBearer(auto_error=False)
+
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
+        shown = given.credentials.encode() if given else b""
+        if not hmac.compare_digest(shown, token.encode()):
+            raise Refusal(
+                401, "this server asks for a bearer token.", {"WWW-Authenticate": "Bearer"}
+            )
+
+    return check
+
+
+def _add_page(app: FastAPI) -> None:
+    for path, (file, kind) in _PAGE.items():
+        app.add_route(path, _static(file, kind), include_in_schema=False)
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(docs_page(app.openapi()), headers=_PAGE_HEADERS)
+
+    app.add_route("/docs", docs, include_in_schema=False)
+
+
+def _static(file: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("solodg.serving").joinpath(file).read_bytes()
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+    return send
+
+
+def _add_refusals(app: FastAPI) -> None:
+    def problem(status: int, reason: str, headers: Any = None) -> JSONResponse:
+        return JSONResponse(Problem(error=reason).model_dump(), status, headers)
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, error: Refusal) -> JSONResponse:
+        return problem(error.status, error.reason, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def not_found(_: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return problem(422, str(error.errors()[0]["msg"]))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return problem(400, "the connection was closed before the request was whole.")
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return problem(500, "the server failed; its log says why.")
+
+
+def _described(reasons: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem, "description": text} for status, text in reasons.items()}

@@ -1,0 +1,154 @@
+"use strict";
+// One request per image: a broken file spoils no other, and a crowd is taken in turns.
+
+const SHOWN_CLASSES = 12;
+const element = (id) => document.getElementById(id);
+let token = "";
+let explains = false;
+let turn = Promise.resolve();
+
+async function ask(path, options = {}) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const response = await fetch(path, { ...options, headers: { ...headers, ...options.headers } });
+  if (response.status === 401) {
+    element("token-form").hidden = false;
+    element("token").focus();
+  }
+  return response;
+}
+
+async function reason(response) {
+  try {
+    return (await response.json()).error;
+  } catch {
+    return `the server answered ${response.status}`;
+  }
+}
+
+async function predict(file) {
+  const form = new FormData();
+  form.append("images", file);
+  for (;;) {
+    const response = await ask("predict", { method: "POST", body: form });
+    if (response.ok) return (await response.json()).predictions[0];
+    if (response.status !== 429) throw new Error(await reason(response));
+    const seconds = Number(response.headers.get("Retry-After")) || 1;
+    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+  }
+}
+
+function bar(probability, kind) {
+  const cell = document.createElement("td");
+  const line = document.createElement("div");
+  line.className = `bar ${kind}`;
+  const drawn = document.createElement("span");
+  drawn.style.width = `${75 * probability}%`;
+  const written = document.createElement("span");
+  written.textContent = `${(100 * probability).toFixed(1)}%`;
+  line.append(drawn, written);
+  cell.append(line);
+  if (kind === "earlier") cell.classList.add("before");
+  return cell;
+}
+
+function show(article, answer) {
+  article.querySelector(".class").textContent = answer.class;
+  article.querySelector(".certainty").textContent =
+    `probability ${answer.probability.toFixed(3)}, uncertainty ${answer.uncertainty.toFixed(3)}`;
+  const table = article.querySelector(".bars");
+  table.hidden = false;
+  table.classList.toggle("no-before", answer.before === null);
+  const before = answer.before ?? {};
+  const order = Object.keys(answer.probabilities).sort(
+    (a, b) => answer.probabilities[b] - answer.probabilities[a]);
+  for (const name of order.slice(0, SHOWN_CLASSES)) {
+    const row = document.createElement("tr");
+    row.classList.toggle("chosen", name === answer.class);
+    const head = document.createElement("th");
+    head.scope = "row";
+    head.textContent = name;
+    row.append(head, bar(before[name] ?? 0, "earlier"), bar(answer.probabilities[name], ""));
+    table.tBodies[0].append(row);
+  }
+}
+
+function begin(file) {
+  const article = element("result").content.firstElementChild.cloneNode(true);
+  article.querySelector(".bars").hidden = true;
+  article.querySelector(".name").textContent = file.name;
+  const preview = article.querySelector(".preview");
+  preview.alt = file.name;
+  preview.src = URL.createObjectURL(file);
+  preview.onload = preview.onerror = () => URL.revokeObjectURL(preview.src);
+  element("results").prepend(article);
+  return article;
+}
+
+async function explain(file, article) {
+  const form = new FormData();
+  form.append("images", file);
+  const response = await ask("explain", { method: "POST", body: form });
+  if (!response.ok) return; // the answer stands without its figure
+  const figure = document.createElement("img");
+  figure.alt = `What adapting to ${file.name} did: prototypes before and after, and probabilities`;
+  figure.src = URL.createObjectURL(await response.blob());
+  figure.onload = () => URL.revokeObjectURL(figure.src);
+  article.querySelector(".figure").append(figure);
+}
+
+async function answer(file, article) {
+  try {
+    show(article, await predict(file));
+    if (explains) await explain(file, article);
+  } catch (error) {
+    const problem = article.querySelector(".problem");
+    problem.textContent = error.message;
+    problem.hidden = false;
+  }
+}
+
+function take(files) {
+  const asked = [...files].map((file) => [file, begin(file)]);
+  if (!asked.length) return;
+  turn = turn.then(async () => {
+    element("status").textContent = "Looking...";
+    for (const [file, article] of asked) await answer(file, article);
+    element("status").textContent = `${asked.length} ${asked.length === 1 ? "image" : "images"} done`;
+  });
+}
+
+async function introduce() {
+  const response = await ask("model");
+  if (!response.ok) return;
+  const { name, model, ...rest } = await response.json();
+  explains = rest.explains;
+  element("model").textContent = `${name}: ${model.algorithm} on ${model.backbone}, ` +
+    `trained on ${model.source_domains.join(", ")}; ${model.classes.length} classes. ` +
+    "Each image is judged alone.";
+}
+
+element("files").addEventListener("change", (event) => {
+  take(event.target.files);
+  event.target.value = ""; // the same file may be chosen again
+});
+element("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = element("token").value;
+  element("token-form").hidden = true;
+  introduce();
+});
+const drop = element("drop");
+for (const kind of ["dragenter", "dragover"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    drop.classList.add("over");
+  });
+}
+for (const kind of ["dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+  });
+}
+document.addEventListener("drop", (event) => take(event.dataTransfer.files));
+introduce();

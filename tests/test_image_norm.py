@@ -1,0 +1,112 @@
+"""BatchNorm with a share of the image's own statistics."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from timm.layers import BatchNormAct2d
+from torch import nn
+
+from solodg.backbones import build_backbone
+from solodg.config import Machine, RunConfig, resolve
+from solodg.errors import UserError
+from solodg.image_norm import ImageBatchNorm, normalise_by_image
+from solodg.predictor import Predictor
+from solodg.run import train_run
+
+
+def learned_norm(kind: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.BatchNorm2d:
+    torch.manual_seed(0)
+    norm = kind(3).double()
+    for tensor in (norm.weight.data, norm.bias.data, norm.running_mean):
+        tensor.copy_(torch.randn(3))
+    norm.running_var.copy_(torch.rand(3) + 0.5)
+    return norm.eval()
+
+
+def test_each_image_is_normalised_by_the_mix_of_its_own_and_the_source_statistics() -> None:
+    norm = learned_norm()
+    x = torch.randn(4, 3, 5, 6).double() * 2 + 1
+    mixed = ImageBatchNorm(norm, source_pixels=70.0).eval()(x)
+    share = 30 / 100
+    for image, result in zip(x, mixed, strict=True):
+        for channel in range(3):
+            values = image[channel]
+            mean = (1 - share) * norm.running_mean[channel] + share * values.mean()
+            var = (1 - share) * norm.running_var[channel] + share * values.var(correction=0)
+            expected = (values - mean) / (var + norm.eps).sqrt()
+            expected = expected * norm.weight[channel] + norm.bias[channel]
+            torch.testing.assert_close(result[channel], expected)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, BatchNormAct2d])
+def test_with_endless_trust_in_the_source_it_is_the_batch_norm_it_replaces(
+    kind: type[nn.BatchNorm2d],
+) -> None:
+    norm = learned_norm(kind)
+    mixed = ImageBatchNorm(norm, source_pixels=1e15)
+    x = torch.randn(4, 3, 5, 6).double()
+    torch.testing.assert_close(mixed.eval()(x), norm(x))
+    torch.testing.assert_close(mixed.train()(x), norm.train()(x))
+    for name, tensor in norm.state_dict().items():
+        torch.testing.assert_close(mixed.state_dict()[name], tensor, msg=name)
+
+
+def test_training_remembers_the_statistics_that_a_batch_norm_would() -> None:
+    norm, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 6)
+    mixed = ImageBatchNorm(norm, source_pixels=10.0)
+    mixed(x)
+    norm(x)
+    torch.testing.assert_close(mixed.running_mean, norm.running_mean)
+    torch.testing.assert_close(mixed.running_var, norm.running_var)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "tf_efficientnet_lite0"])
+def test_a_prediction_depends_on_its_own_image_only(name: str) -> None:
+    backbone = build_backbone(name, image_size=64, image_norm=100.0).eval()
+    x = torch.rand(3, 3, 64, 64)
+    together = backbone(x)
+    alone = backbone(x[1:2])
+    torch.testing.assert_close(together.embedding[1:2], alone.embedding, rtol=1e-4, atol=1e-5)
+    plain = build_backbone(name, image_size=64).eval()
+    assert plain.state_dict().keys() == backbone.state_dict().keys()
+    plain.load_state_dict(backbone.state_dict())
+    assert not torch.allclose(plain(x).embedding, together.embedding, atol=1e-3)
+
+
+def test_what_is_fixed_stays_fixed() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).requires_grad_(False)
+    normalise_by_image(net, 10.0)
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_a_backbone_without_batch_norm_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--image-norm 0.*resnet18"):
+        build_backbone("convnext_atto", image_size=64, image_norm=100.0)
+
+
+def test_a_run_keeps_it_with_the_model(tmp_path: Path) -> None:
+    config = RunConfig(
+        dataset="toy", targets=("sky",), backbone="small_cnn", steps=2, image_norm=50.0
+    )
+    train_run(config, Machine(), tmp_path / "run")
+    model = Predictor.load(tmp_path / "run")
+    assert model.info.image_norm == 50.0
+    assert any(isinstance(m, ImageBatchNorm) for m in model.algorithm.modules())
+
+
+def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_refuse() -> None:
+    def resolved(**values) -> RunConfig:
+        given = {"dataset": "toy", "algorithm": "solo_plus", "backbone": "resnet18"}
+        return resolve(RunConfig(**given | values))
+
+    assert resolved().image_norm == 100
+    assert resolved(pretrained=True).image_norm == 300
+    assert resolved(backbone="alexnet").image_norm is None
+    assert not resolve(resolved(image_norm=0)).image_norm  # also when asked twice
+    assert resolved().arguments == {"frame": True}
+    assert resolved(variant="no-frame").arguments == {}
+    assert resolved(arguments={"frame": False}).arguments == {"frame": False}
+    assert resolved(algorithm="erm").image_norm is None
+    assert resolved(algorithm="erm").decay == "cosine"
+    assert resolved(algorithm="erm", pretrained=True).decay is None

@@ -1,0 +1,245 @@
+"""The page of a run, in a real browser: whole, silent, alone, and true to the predictions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from browser import CHROMIUM, DRIVER, MISSING, browser
+from figure_text import disorder
+from solodg.assembly import load_dataset
+from solodg.config import Machine, RunConfig
+from solodg.data import LabelledImages
+from solodg.data.images import ImageArray
+from solodg.judged import JudgedPart, helped, hurt, judge_run, mistaken, uncertain
+from solodg.predictor import Predictor
+from solodg.progress import NoProgress
+from solodg.report import PER_GALLERY, write_report
+from solodg.report_charts import (
+    accuracy_over_uncertainty,
+    confusion,
+    reliability,
+    training_curves,
+)
+from solodg.run import train_run
+from solodg.runfolder import read_config, read_machine
+from solodg.score import evaluate_run
+from solodg.storage import read_lines
+
+in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained for long enough to know something, and not enough to know all."""
+    config = RunConfig(dataset="toy", targets=("sky", "ash"), backbone="small_cnn", steps=15,
+                       batch_size=8)  # fmt: skip
+    folder = tmp_path_factory.mktemp("reported") / "run"
+    return train_run(config, Machine(accelerator="cpu"), folder)
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Path:
+    return write_report(run)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as opened:
+        yield opened
+
+
+@in_browser
+def test_the_page_is_whole_and_asks_nobody(page: Path, chromium) -> None:
+    chromium.open(page)
+    chromium.unfold()
+    assert chromium.console() == []
+    asked = [url for url in chromium.requests() if not url.startswith("data:")]
+    assert asked == [page.resolve().as_uri()]
+    broken = "return [...document.images].filter(i => !i.naturalWidth).map(i => i.alt)"
+    assert chromium.run(broken) == []
+    assert chromium.run("return document.images.length") > 20
+    assert chromium.run("return [...document.images].every(i => i.alt)")
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_a_desk_and_a_phone(page: Path, chromium, width: int) -> None:
+    chromium.open(page, width=width)
+    chromium.unfold()
+    assert chromium.run("return innerWidth") == width
+    assert chromium.run("return document.documentElement.scrollWidth") <= width
+    wide = "return Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))"
+    assert chromium.run(wide) <= width
+
+
+@in_browser
+def test_the_page_is_light_or_dark_as_the_reader_is(page: Path, chromium) -> None:
+    script = "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    brightness = {}
+    for dark in (False, True):
+        chromium.open(page, dark=dark)
+        brightness[dark] = [sum(_numbers(colour)) for colour in chromium.run(script)]
+    assert brightness[False][0] < 150 < 600 < brightness[False][1]
+    assert brightness[True][0] > 600 > 150 > brightness[True][1]
+
+
+def _numbers(colour: str) -> list[int]:
+    return [int(n) for n in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+@in_browser
+def test_galleries_hold_what_the_predictions_say(run: Path, page: Path, chromium) -> None:
+    """Against the model asked image by image, before and after the adaptation."""
+    chromium.open(page)
+    cards = chromium.run("""
+        return [...document.querySelectorAll('[data-gallery]')].map(g => [
+            g.dataset.domain, g.dataset.gallery,
+            [...g.querySelectorAll('[data-index]')].map(c => [+c.dataset.index, c.dataset.truth,
+                                                               c.innerText])])
+    """)
+    shown = {(domain, kind): found for domain, kind, found in cards}
+    model = Predictor.load(run)
+    targets = load_dataset(read_config(run), read_machine(run)).targets(["sky", "ash"])
+    assert set(shown) == {(d, k) for d in targets for k in ("helped", "hurt", "mistaken",
+                                                            "uncertain")}  # fmt: skip
+    for domain, part in targets.items():
+        answers = [model.predict(image) for image in part.images.take(range(len(part)))]
+        after = np.array([list(a.probabilities.values()) for a in answers])
+        before = np.array([_before(model, image) for image in part.images.take(range(len(part)))])
+        truth, rows = part.labels, np.arange(len(part))
+        was, now = before.argmax(1) == truth, after.argmax(1) == truth
+        gain = after[rows, truth] - before[rows, truth]
+        entropy = -(after * np.log(after)).sum(1)
+        expected = {
+            "helped": _most(gain, ~was & now), "hurt": _most(-gain, was & ~now),
+            "mistaken": _most(after.max(1), ~now), "uncertain": _most(entropy, rows >= 0),
+        }  # fmt: skip
+        for kind, indices in expected.items():
+            found = shown[domain, kind]
+            assert [card[0] for card in found] == indices.tolist()
+            for index, label, text in found:
+                assert label == model.classes[truth[index]]
+                assert f"{answers[index].label} ({answers[index].probability:.2f})" in text
+
+
+def _before(model: Predictor, image: torch.Tensor) -> np.ndarray:
+    """Plainly: the prior classifier's logits with the noise of the model's own samples."""
+    with torch.inference_mode():
+        z = model.algorithm.embed(image[None] / 255.0)[0].double()
+        mean, scale = (t.double() for t in model.algorithm.source_classifier())
+        logits = mean @ z + model.algorithm.test_noise.double() * (scale**2 @ z**2).sqrt()
+    return logits.softmax(-1).mean(0).numpy()
+
+
+def _most(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    order = np.argsort(-value, kind="stable")
+    return order[mask[order]][:PER_GALLERY]
+
+
+@in_browser
+def test_the_table_says_what_evaluate_says(run: Path, page: Path, chromium) -> None:
+    chromium.open(page)
+    rows = chromium.run("""
+        const rows = [...document.querySelector('table').rows];
+        return rows.map(r => [...r.cells].map(c => c.innerText))
+    """)
+    accuracy = rows[0].index("accuracy, %")
+    by_domain = {row[0]: row[accuracy] for row in rows[1:] if row[0] != "mean"}
+    expected = {r.domain: f"{100 * r.metrics['accuracy']:.1f}" for r in evaluate_run(run)}
+    assert by_domain == expected
+
+
+def test_the_page_is_small_and_holds_no_address(page: Path) -> None:
+    text = page.read_text()
+    assert len(text) < 10_000_000
+    assert 'src="http' not in text
+    assert "default-src 'none'" in text
+    assert "<script" not in text
+    assert text.count('loading="lazy"') == text.count("<img ")
+    assert str(page.parent) not in text  # no path of a machine
+
+
+def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
+    config = RunConfig(dataset="toy", targets=("sky",), algorithm="erm", backbone="small_cnn",
+                       steps=4, batch_size=8)  # fmt: skip
+    folder = train_run(config, Machine(accelerator="cpu"), tmp_path / "run")
+    text = write_report(folder, images=30, per_gallery=1, output=tmp_path / "p.html").read_text()
+    assert "one classifier for all images" in text
+    assert 'data-gallery="helped"' not in text
+    assert 'data-gallery="mistaken"' in text
+    assert "At most 30 images" in text
+    judged = judge_run(folder, images=30, progress=NoProgress())
+    assert all(len(part.labels) == 30 for part in judged.parts if part.role == "target")
+
+
+def test_galleries_by_hand() -> None:
+    labels = np.array([0, 0, 1, 1])
+    pixels = LabelledImages(ImageArray(torch.zeros(4, 1, 2, 2)), labels, labels * 0, ("d",))
+    before = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.5, 0.5]])
+    after = np.array([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
+    part = JudgedPart("target", "d", pixels, before, after)
+    assert helped(part).tolist() == [1, 0, 3]  # a tie before is the first class: wrong for 3
+    assert hurt(part).tolist() == [2]
+    assert mistaken(part).tolist() == [2]
+    assert uncertain(part).tolist() == [0, 3, 2, 1]
+    alone = JudgedPart("target", "d", pixels, None, after)
+    assert helped(alone).tolist() == hurt(alone).tolist() == []
+
+
+@pytest.mark.parametrize("classes", [2, 7, 10, 24, 65])
+def test_charts_can_be_read_with_any_number_of_classes(classes: int) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(classes, size=500)
+    pixels = LabelledImages(ImageArray(torch.zeros(500, 1)), labels, labels * 0, ("d",))
+    after = generator.dirichlet(np.full(classes, 0.2), size=500)
+    part = JudgedPart("target", "d", pixels, None, after)
+    names = [f"a_rather_long_name_{i}" for i in range(classes)]
+    groups = {"unseen domains": (after, labels), "seen domains, new images": (after, labels),
+              "unseen, before adaptation": (after, labels)}  # fmt: skip
+    assert disorder(confusion(part, names)) == []
+    assert disorder(reliability(groups)) == []
+    spread = {name: (*pair, part.uncertainty) for name, pair in groups.items()}
+    assert disorder(accuracy_over_uncertainty(spread)) == []
+
+
+def test_curves_come_from_the_metrics_of_training(run: Path) -> None:
+    lines = read_lines(run / "metrics.jsonl")
+    charts = training_curves(lines, 15)
+    assert len(charts) == 3
+    for figure in charts.values():
+        assert disorder(figure) == []
+    drawn = charts["Accuracy on source validation images"].axes[0].lines[0]
+    scored = [line for line in lines if "val_accuracy" in line]
+    assert drawn.get_xdata().tolist() == [line["step"] for line in scored]
+    assert drawn.get_ydata() == pytest.approx([100 * line["val_accuracy"] for line in scored])
+    assert training_curves([], None) == {}
+
+
+@in_browser
+def test_a_plan_ends_with_its_page(tmp_path: Path, monkeypatch, capsys, chromium) -> None:
+    from test_cli import command
+
+    plan = {"title": "Two <methods>", "dataset": "toy", "targets": ["sky"], "seeds": [0],
+            "run": {"backbone": "small_cnn", "steps": 2, "batch_size": 4},
+            "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}]}  # fmt: skip
+    (tmp_path / "two.yaml").write_text(json.dumps(plan))
+    code, out, err = command(monkeypatch, capsys)(
+        "bench", tmp_path / "two.yaml", "--output", tmp_path / "out", "--accelerator", "cpu"
+    )
+    assert code == 0, err
+    page = tmp_path / "out" / "tables" / "two.html"
+    assert str(page) in out
+    chromium.open(page, width=390)
+    chromium.unfold()
+    assert chromium.console() == []
+    assert chromium.run("return document.querySelector('h1').innerText") == "Two <methods>"
+    assert chromium.run("return document.querySelectorAll('[data-run]').length") == 2
+    assert chromium.run("return [...document.images].every(i => i.naturalWidth)")
+    assert chromium.run("return document.documentElement.scrollWidth") <= 390
+    figures = {row["domain"]: row for row in map(json.loads, (tmp_path / "out" / "results.jsonl")
+                                                 .read_text().splitlines())}  # fmt: skip
+    text = chromium.run("return document.body.innerText")
+    assert f"{100 * figures['sky']['metrics']['accuracy']:.1f}" in text
