@@ -111,6 +111,7 @@ def study_figure(panels: Mapping[str, Sequence[tuple[str, float, float]]], path:
             marker = MARKERS[0] if index == 0 else MARKERS[1]
             axis.errorbar(mean, index, xerr=half, fmt=marker, color=colour, capsize=3)
         axis.set_yticks(range(len(points)), [name for name, _, _ in points])
+        axis.margins(y=0.15)
         axis.invert_yaxis()
         axis.set(title=title, xlabel="accuracy on unseen domains, %")
         axis.grid(axis="x", color="0.85", lw=0.6)
