@@ -12,6 +12,10 @@ as if the source statistics had been seen on `source_pixels` pixels (the prior o
 A prediction depends on its own image only, and takes one forward pass.
 """
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +33,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
         for own, given in zip(self.parameters(), norm.parameters(), strict=False):
             own.requires_grad_(given.requires_grad)
         self.source_pixels = source_pixels
+        self.lender: Tensor | None = None  # (B,) whose statistics stand for each image's own
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())
         self.train(norm.training)
@@ -38,6 +43,8 @@ class ImageBatchNorm(nn.BatchNorm2d):
         # Two means and one addcmul: two and a half times as fast on a CPU as var_mean, * and +.
         own_mean = wide.mean((2, 3))  # (B, C)
         own_var = (wide.square().mean((2, 3)) - own_mean.square()).clamp(min=0)
+        if self.lender is not None:
+            own_mean, own_var = own_mean[self.lender], own_var[self.lender]
         pixels = x.shape[2] * x.shape[3]
         mean, var = self._source_statistics(own_mean, own_var, pixels)  # (C,)
         share = pixels / (pixels + self.source_pixels)
@@ -84,3 +91,26 @@ def normalise_by_image(net: nn.Module, source_pixels: float) -> None:
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")
         setattr(net.get_submodule(parent), last, ImageBatchNorm(norm, source_pixels))
+
+
+def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
+    return [module for module in net.modules() if isinstance(module, ImageBatchNorm)]
+
+
+@contextmanager
+def others_statistics(net: nn.Module, lender: Tensor | None) -> Iterator[None]:
+    """Inside, statistics of image lender[i] of a batch stand for those of image i.
+
+    None: no image's, those of the source alone.
+    """
+    norms = image_norms(net)
+    before = [norm.source_pixels for norm in norms]
+    for norm in norms:
+        norm.lender = lender
+        if lender is None:
+            norm.source_pixels = math.inf
+    try:
+        yield
+    finally:
+        for norm, pixels in zip(norms, before, strict=True):
+            norm.lender, norm.source_pixels = None, pixels

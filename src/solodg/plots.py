@@ -1,6 +1,6 @@
 """Pictures: pure functions of records and images. Colours are safe for the colour-blind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,28 @@ def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float
     axis.grid(axis="x", color="0.85", lw=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def study_figure(panels: Mapping[str, Sequence[tuple[str, float, float]]], path: Path) -> None:
+    """Side by side on one scale: accuracy by whose image speaks, the image's own on top."""
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1 + 3.2 * len(panels), 2.6), sharex=True, layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    for axis, (title, points) in zip(axes[0], panels.items(), strict=True):
+        axis.axvline(points[0][1], color="0.8", lw=1)
+        for index, (_, mean, half) in enumerate(points):
+            colour = COLOURS[0] if index == 0 else COLOURS[1]
+            marker = MARKERS[0] if index == 0 else MARKERS[1]
+            axis.errorbar(mean, index, xerr=half, fmt=marker, color=colour, capsize=3)
+        axis.set_yticks(range(len(points)), [name for name, _, _ in points])
+        axis.margins(y=0.15)
+        axis.invert_yaxis()
+        axis.set(title=title, xlabel="accuracy on unseen domains, %")
+        axis.grid(axis="x", color="0.85", lw=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 class Curve(NamedTuple):

@@ -85,7 +85,7 @@ def predict_stream(
         for which, index in _batches(parts, group, stream):
             if stream.reset == "batch":
                 adapter.reset()
-            x = to_unit(_gather(parts, which, index)).to(device)
+            x = to_unit(gather(parts, which, index)).to(device)
             rows = adapter.probabilities(x).double().cpu().numpy()
             for number in np.unique(which):
                 answers[number][index[which == number]] = rows[which == number]
@@ -106,7 +106,7 @@ def _batches(
         yield which[chosen], index[chosen]
 
 
-def _gather(parts: Sequence[LabelledImages], which: Ints, index: Ints) -> torch.Tensor:
+def gather(parts: Sequence[LabelledImages], which: Ints, index: Ints) -> torch.Tensor:
     """Images of several parts in the order asked for."""
     numbers = np.unique(which)
     found = torch.cat([parts[number].images.take(index[which == number]) for number in numbers])

@@ -10,40 +10,50 @@ from solodg.cli.options import MovedDataDir
 
 
 def study(
-    run: Annotated[Path, typer.Argument(help="The folder of a run of solo or solo_plus.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs of solo or solo_plus, e.g. of some seeds.")
+    ],
+    images: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each unseen domain, at random.  [dim]default: all[/dim]"),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the picture goes.  [dim]default: study.png in the first run[/dim]"
+        ),
+    ] = None,
     data_dir: MovedDataDir = None,
-    seed: Annotated[int, typer.Option(help="Of the styles drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the images drawn at random.")] = 0,
 ) -> None:
-    """Is it the single image? Accuracy with each image's own style, and with others'.
+    """Is it the single image? Accuracy with what the image itself says, and with what others say.
 
-    own: the method. same domain: the style of another image of its domain. other domain: of an
-    image of another one. mean: the mean style of the sources. prior: the classifier written from
-    the source centres alone. Where images write their frame, the same for frames; none: no frame.
+    Its style, and where a model has them its frame and its statistics (image norm), are in turn
+    its own (the method), those of another image of its domain, of an image of another domain, or
+    no image's: the mean of the sources, none at all, or the classifier of the prior. Several runs:
+    their mean, with the 95% interval.
     """
+    from solodg.plots import study_figure
     from solodg.progress import BarProgress
-    from solodg.runfolder import moved_machine
+    from solodg.runfolder import moved_machine, read_config
     from solodg.storage import write_json
-    from solodg.style_study import FRAMES, STYLES, frame_study, style_study
+    from solodg.study import study_run
+    from solodg.study_table import Answer, by_whose, study_table
 
-    machine, progress = moved_machine(run, data_dir), BarProgress(err)
-    found = style_study(run, machine, progress, seed=seed)
-    _show(f"Whose style? Accuracy of {run.name} on unseen domains, %", STYLES, found)
-    write_json(run / "style_study.json", found)
-    written = [run / "style_study.json"]
-    framed = frame_study(run, machine, progress, seed=seed)
-    if framed is not None:
-        _show(f"Whose frame? Accuracy of {run.name} on unseen domains, %", FRAMES, framed)
-        write_json(run / "frame_study.json", framed)
-        written.append(run / "frame_study.json")
-    out.print(f"Figures: {', '.join(map(str, written))}")
-
-
-def _show(title: str, kinds: tuple[str, ...], found: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table
-
-    table = Table(title=title)
-    for name in ("domain", *kinds):
-        table.add_column(name, justify="left" if name == "domain" else "right")
-    for domain, accuracies in found.items():
-        table.add_row(domain, *(f"{100 * accuracies[name]:.1f}" for name in kinds))
-    out.print(table)
+    answers: dict[str, list[Answer]] = {}
+    for run in runs:
+        machine, progress = moved_machine(run, data_dir), BarProgress(err)
+        found = study_run(run, machine, progress, seed=seed, images=images)
+        write_json(run / "study.json", found)
+        for question, accuracies in found.items():
+            answers.setdefault(question, []).append(Answer(read_config(run).seed, accuracies))
+    for question, given in answers.items():
+        out.print(study_table(question, given))
+    path = figure or runs[0] / "study.png"
+    panels = {f"whose {question}?": by_whose(given) for question, given in answers.items()}
+    points = {
+        title: [(whose, value.mean, value.half or 0.0) for whose, value in found.items()]
+        for title, found in panels.items()
+    }
+    study_figure(points, path)
+    out.print(f"Picture: {path}; numbers: study.json in each run.")

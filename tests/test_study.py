@@ -1,0 +1,149 @@
+"""Whose style, frame, statistics: the figures, against the model asked directly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from solodg import checkpoint
+from solodg.config import Machine, RunConfig
+from solodg.data.transforms import to_unit
+from solodg.errors import UserError
+from solodg.image_norm import image_norms, normalise_by_image, others_statistics
+from solodg.progress import NoProgress
+from solodg.run import train_run
+from solodg.score import evaluate_run
+from solodg.study import (
+    FRAMES,
+    STATISTICS,
+    STYLES,
+    Observed,
+    _accuracies,
+    frame_study,
+    open_study,
+    statistics_study,
+    study_run,
+    style_study,
+)
+from solodg.study_table import Answer, by_whose, study_table
+from solodg.types import Features
+
+
+def trained(folder: Path, **values) -> Path:
+    config = RunConfig(
+        dataset="toy",
+        targets=("sky", "ash"),
+        backbone="small_cnn",
+        steps=30,
+        batch_size=8,
+        **values,
+    )
+    return train_run(config, Machine(accelerator="cpu"), folder)
+
+
+@pytest.mark.parametrize("algorithm", ["solo", "solo_plus"])
+def test_own_style_is_the_model_itself(tmp_path: Path, algorithm: str) -> None:
+    folder = trained(tmp_path / "run", algorithm=algorithm)
+    found = style_study(open_study(folder, None), NoProgress())
+    assert set(found) == {"sky", "ash"}
+    model, _ = checkpoint.load(folder)
+    assert all(set(values) == set(STYLES) for values in found.values())
+    assert all(0 <= v <= 1 for values in found.values() for v in values.values())
+    assert found == style_study(open_study(folder, None), NoProgress())  # the same seed
+    # Accuracy by the mean classifier; records average sampled ones, so they may differ a little.
+    records = {r.domain: r.metrics["accuracy"] for r in evaluate_run(folder) if r.role == "target"}
+    assert all(abs(found[d]["own"] - records[d]) < 0.05 for d in found)
+    assert model is not None
+
+
+class StyleReader(torch.nn.Module):
+    """Says the class that the style says; its prior says class 0."""
+
+    def logits(self, observed: Features) -> torch.Tensor:
+        return observed.style
+
+    def prior_logits(self, observed: Features) -> torch.Tensor:
+        return torch.eye(3)[torch.zeros(len(observed.style), dtype=torch.long)]
+
+
+def test_each_kind_takes_the_style_it_names() -> None:
+    labels = torch.arange(3).repeat(200)
+    seen = Observed(Features(torch.zeros(600, 2), torch.eye(3)[labels]), labels)
+    foreign = torch.eye(3)[torch.full((50,), 1)]
+    known = torch.eye(3)[torch.full((10,), 2)]
+    found = _accuracies(StyleReader(), seen, foreign, known, torch.Generator().manual_seed(0))
+    assert found["own"] == 1.0
+    assert 0.2 < found["same domain"] < 0.46
+    assert all(found[name] == pytest.approx(1 / 3) for name in ("other domain", "mean", "prior"))
+
+
+def test_a_method_without_styles_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reads no style"):
+        open_study(trained(tmp_path / "run", algorithm="erm"), None)
+
+
+def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", algorithm="solo_plus")
+    model, _ = checkpoint.load(folder)
+    torch.nn.init.normal_(model.frame.write.weight, std=0.3)  # frames that differ a lot
+    checkpoint.save_weights(folder, model, step=30, validation={})
+    found = frame_study(open_study(folder, None), NoProgress())
+    styles = style_study(open_study(folder, None), NoProgress())
+    assert set(found) == {"sky", "ash"}
+    for domain, accuracies in found.items():
+        assert tuple(accuracies) == FRAMES
+        assert accuracies["own"] == pytest.approx(styles[domain]["own"])
+        assert len(set(accuracies.values())) > 1
+
+
+def test_without_frames_and_image_norm_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    found = study_run(trained(tmp_path / "run", algorithm="solo"), None, NoProgress())
+    assert set(found) == {"style"}
+
+
+def test_whose_statistics_normalise(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", algorithm="solo", image_norm=10)
+    studied = open_study(folder, None, images=20)
+    assert all(len(part) == 20 for part in studied.targets.values())
+    found = statistics_study(studied, NoProgress())
+    model, _ = checkpoint.load(folder)
+    plain, _ = checkpoint.load(folder)
+    for norm in image_norms(plain):
+        norm.source_pixels = 1e12  # as good as none of the image's own
+    for name, part in studied.targets.items():
+        assert tuple(found[name]) == STATISTICS
+        for whose, asked in (("own", model), ("none", plain)):
+            with torch.inference_mode():
+                right = asked.eval()(to_unit(part.images.take(range(20)))).argmax(1).numpy()
+            assert found[name][whose] == pytest.approx((right == part.labels).mean())
+    assert all(norm.lender is None for norm in image_norms(studied.algorithm))  # as it was
+
+
+def test_others_statistics_are_those_they_have_themselves() -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(3)
+    net = torch.nn.Sequential(norm)
+    normalise_by_image(net, 5.0)
+    net.eval()
+    x, other = torch.rand(4, 3, 6, 6), 3 * torch.rand(4, 3, 6, 6)
+    with others_statistics(net, torch.arange(4, 8).repeat(2)):
+        lent = net(torch.cat([x, other]))
+    assert torch.equal(lent[4:], net(other))  # lenders are normalised by themselves
+    share = 36 / 41
+    mean = share * other.mean((2, 3), keepdim=True)
+    var = (1 - share) + share * other.var((2, 3), correction=0, keepdim=True)
+    assert torch.allclose(lent[:4], (x - mean) / (var + norm.eps).sqrt(), atol=1e-5)
+    assert torch.equal(net(x), net(torch.cat([x, other]))[:4])
+
+
+def test_means_are_over_the_domains_of_a_seed() -> None:
+    answers = [
+        Answer(0, {"a": {"own": 0.5, "none": 0.1}}),
+        Answer(0, {"b": {"own": 0.7, "none": 0.1}}),  # another run with the same seed
+        Answer(1, {"a": {"own": 0.9, "none": 0.1}}),
+        Answer(1, {"b": {"own": 0.9, "none": 0.1}}),
+    ]
+    assert by_whose(answers)["own"].mean == pytest.approx(75)
+    assert by_whose(answers)["own"].n == 2
+    assert by_whose(answers, "b")["own"].mean == pytest.approx(80)
+    assert study_table("style", answers).row_count == 3
