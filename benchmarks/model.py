@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
-from solodg.algorithms import ALGORITHMS, Algorithm
+from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.allocator import keep_freed_memory
 from solodg.backbones import build_backbone
 from solodg.config import RunConfig
@@ -21,8 +21,9 @@ from solodg.types import Batch, Episode
 def build(name: str, classes: int, size: int) -> Algorithm:
     """Ready to predict; ERM is the same backbone with a linear head and no style."""
     torch.manual_seed(0)
-    backbone = build_backbone("resnet18", image_size=size)
-    algorithm = ALGORITHMS[name](backbone, num_classes=classes).eval()
+    recipe = ALGORITHMS[name].recipes["pretrained"]
+    backbone = build_backbone("resnet18", image_size=size, image_norm=recipe.get("image_norm"))
+    algorithm = build_algorithm(name, backbone, num_classes=classes, num_domains=3).eval()
     y = torch.arange(classes)
     with torch.inference_mode():
         algorithm.finalize([Batch(torch.rand(classes, 3, size, size), y, y * 0)])
@@ -32,14 +33,14 @@ def build(name: str, classes: int, size: int) -> Algorithm:
 def inference_rows(size: int = 224) -> list[list[str]]:
     rows = []
     for classes in (7, 345):
-        models = {name: build(name, classes, size) for name in ("solo", "erm")}
+        models = {name: build(name, classes, size) for name in ("erm", "solo", "solo_plus")}
         for batch in (1, 64):
             x = torch.rand(batch, 3, size, size)
             runs = {name: predictor(model, x) for name, model in models.items()}
-            measured = alternate(runs, rounds=200 if batch == 1 else 11, warmup=3)
+            measured = alternate(runs, rounds=100 if batch == 1 else 7, warmup=3)
             cells = [milliseconds(measured[name]) for name in models]
-            rows.append([f"{classes} classes, batch {batch}", *cells,
-                         ratio(measured["solo"], measured["erm"])])  # fmt: skip
+            ratios = [ratio(measured[name], measured["erm"]) for name in ("solo", "solo_plus")]
+            rows.append([f"{classes} classes, batch {batch}", *cells, *ratios])
     return rows
 
 
@@ -55,12 +56,11 @@ def step_rows() -> list[list[str]]:
     """A whole update of ResNet-18 on rotated MNIST at 32 pixels, as `solodg train` does it."""
     defaults = RunConfig(dataset="rotated-mnist")
     shown = mnist_episode(defaults.context_images, defaults.batch_size)
-    images = len(shown.merged.y)
-    measured = alternate(
-        {name: updater(name, shown) for name in ("solo", "erm")}, rounds=15, warmup=3
-    )
-    cells = [milliseconds(measured[name]) for name in ("solo", "erm")]
-    return [[f"{images} images", *cells, ratio(measured["solo"], measured["erm"])]]
+    measured = alternate({name: updater(name, shown) for name in ALGORITHMS}, rounds=9, warmup=2)
+    return [
+        [name, milliseconds(timing), ratio(timing, measured["erm"])]
+        for name, timing in sorted(measured.items(), key=lambda item: item[1].median)
+    ]
 
 
 def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 10) -> Episode:
@@ -76,11 +76,17 @@ def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 1
 
 
 def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[], object]:
+    """As from random weights: with what the method wants of a run there."""
     torch.manual_seed(0)
-    backbone = build_backbone("resnet18", channels=1, image_size=32)
+    recipe = ALGORITHMS[name].recipes["random"]
+    backbone = build_backbone(
+        "resnet18", channels=1, image_size=32, image_norm=recipe.get("image_norm")
+    )
     if compiled:
         backbone.forward = torch.compile(backbone.forward)  # type: ignore[method-assign]
-    algorithm = ALGORITHMS[name](backbone, num_classes=10).train()
+    algorithm = build_algorithm(
+        name, backbone, num_classes=10, num_domains=5, **recipe.get("arguments", {})
+    ).train()
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
 
     def update() -> None:
@@ -94,10 +100,10 @@ def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[]
 
 def main() -> None:
     keep_freed_memory()  # as the command line does, for all that is compared
-    header = ["", "ours", "ERM", "ours / ERM"]
+    header = ["", "ERM", "solo", "solo_plus", "solo / ERM", "solo_plus / ERM"]
     sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")
-    title = "A whole training step, ResNet-18 at 32 pixels, rotated MNIST"
-    sys.stdout.write(table(title, header, step_rows()))
+    title = "A whole training step of 232 images, ResNet-18 at 32 pixels, rotated MNIST"
+    sys.stdout.write(table(title, ["method", "time", "/ ERM"], step_rows()))
 
 
 if __name__ == "__main__":
