@@ -1,0 +1,114 @@
+"""What every algorithm promises of a whole run: stopped and resumed, and in two processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from solodg.algorithms import ALGORITHMS
+from solodg.config import Machine, RunConfig
+from solodg.progress import Advance
+from solodg.run import train_run
+from solodg.storage import read_lines
+
+CPU = Machine(accelerator="cpu")
+
+
+class Stopped(Exception):
+    """As if the power went."""
+
+
+class StopsAt:
+    """Ends a run in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+        def advance(count: int, note: str = "") -> None:
+            nonlocal done
+            done += count
+            if title == "Training" and done >= self.step:
+                raise Stopped
+
+        yield advance
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, name: str) -> None:
+    config = RunConfig(
+        dataset="toy",
+        targets=("sky",),
+        backbone="small_cnn",
+        algorithm=name,
+        steps=6,
+        validate_every=2,
+        batch_size=8,
+        context_images=2,
+    )
+    whole = train_run(config, CPU, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_run(config, CPU, tmp_path / "broken", progress=StopsAt(3))
+    broken = train_run(config, CPU, tmp_path / "broken", resume=True)
+    first, second = (load_file(f / "state.safetensors") for f in (whole, broken))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    first, second = (load_file(f / "model.safetensors") for f in (whole, broken))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert read_lines(whole / "metrics.jsonl") == read_lines(broken / "metrics.jsonl")
+
+
+SCRIPT = """
+import hashlib, os, sys
+from pathlib import Path
+import solodg.run as run
+from solodg.algorithms import ALGORITHMS
+from solodg.config import Machine, RunConfig
+
+real_fit = run.fit
+
+def fit(fabric, algorithm, *rest):
+    before = {n: p.detach().clone() for n, p in algorithm.named_parameters()}
+    real_fit(fabric, algorithm, *rest)
+    content = b"".join(p.detach().numpy().tobytes() for p in algorithm.parameters())
+    moved = any(not p.equal(before[n]) for n, p in algorithm.named_parameters())
+    print(f"name={name} rank={fabric.global_rank} world={fabric.world_size} moved={moved} "
+          f"weights={hashlib.sha256(content).hexdigest()}", flush=True)
+
+run.fit = fit
+for name in ALGORITHMS:
+    config = RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", algorithm=name,
+                       steps=2, batch_size=8, context_images=2, devices="2")
+    run.train_run(config, Machine(accelerator="cpu", strategy="ddp"), Path(sys.argv[1]) / name)
+"""
+
+
+def test_two_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+    """Real processes, every algorithm in turn."""
+    script = tmp_path / "all.py"
+    script.write_text(SCRIPT)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [sys.executable, *launcher, script, tmp_path / "runs"],
+        capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    reports = [
+        dict(part.split("=") for part in line.split())
+        for line in run.stdout.splitlines()
+        if line.startswith("name=")
+    ]
+    for name in ALGORITHMS:
+        own = [report for report in reports if report["name"] == name]
+        assert sorted(report["rank"] for report in own) == ["0", "1"], name
+        assert {report["world"] for report in own} == {"2"}
+        assert {report["moved"] for report in own} == {"True"}
+        assert len({report["weights"] for report in own}) == 1, name
