@@ -21,7 +21,8 @@ from solodg.types import Batch, Episode
 def build(name: str, classes: int, size: int) -> Algorithm:
     """Ready to predict; ERM is the same backbone with a linear head and no style."""
     torch.manual_seed(0)
-    backbone = build_backbone("resnet18", image_size=size)
+    recipe = ALGORITHMS[name].recipes["pretrained"]
+    backbone = build_backbone("resnet18", image_size=size, image_norm=recipe.get("image_norm"))
     algorithm = ALGORITHMS[name](backbone, num_classes=classes).eval()
     y = torch.arange(classes)
     with torch.inference_mode():
