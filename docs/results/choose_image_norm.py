@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from solodg.allocator import keep_freed_memory
 from solodg.backbones import build_backbone
 from solodg.data import Loading, dataset_spec
 from solodg.data.transforms import to_unit
@@ -27,6 +28,7 @@ CHOICES = ((0,), (3000,), (1000,), (300,), (0, 300), (3000, 300), (0, 3000, 300)
 
 
 def main() -> None:
+    keep_freed_memory()
     data, weights = Path(sys.argv[1]), Path(sys.argv[2])
     names, pixels, labels, domains = read(data)
     numbers = sorted({number for choice in CHOICES for number in choice})
