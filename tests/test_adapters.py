@@ -17,11 +17,13 @@ from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.ttt import turned
 from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.errors import UserError
+from solodg.image_norm import ImageBatchNorm
 
 
-def model(name: str = "erm", backbone: str = "small_cnn"):
+def model(name: str = "erm", backbone: str = "small_cnn", image_norm: float | None = None):
     torch.manual_seed(0)
-    algorithm = ALGORITHMS[name](build_backbone(backbone, channels=3, image_size=32), num_classes=4)
+    net = build_backbone(backbone, channels=3, image_size=32, image_norm=image_norm)
+    algorithm = ALGORITHMS[name](net, num_classes=4)
     algorithm.train()
     with torch.no_grad():
         for _ in range(3):
@@ -43,8 +45,11 @@ class PlainTent:
             parameter.requires_grad = False
         for module in self.model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.track_running_stats = False
-                module.running_mean = module.running_var = None
+                if isinstance(module, ImageBatchNorm):
+                    module.train()  # it mixes what it remembers with the image: it needs both
+                else:
+                    module.track_running_stats = False
+                    module.running_mean = module.running_var = None
                 for parameter in (module.weight, module.bias):
                     parameter.requires_grad = True
                     parameters.append(parameter)
@@ -71,6 +76,78 @@ def test_tent_is_the_plain_tent(steps: int, backbone: str) -> None:
     theirs = dict(plain.model.named_parameters())
     for name, parameter in ours.algorithm.named_parameters():
         torch.testing.assert_close(parameter, theirs[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("count", "image_norm"), [(1, None), (8, 50.0), (1, 50.0)])
+def test_tent_on_one_image_and_with_image_norm(count: int, image_norm: float | None) -> None:
+    algorithm = model(image_norm=image_norm).double()
+    plain, ours = PlainTent(algorithm, 2), Tent(algorithm, steps=2)
+    for seed in range(3):
+        x = images(count, seed).double()
+        torch.testing.assert_close(ours(x), plain(x), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_batch_statistics_are_those_of_the_batch(count: int) -> None:
+    algorithm = model()
+    x = images(count)
+    plain = copy.deepcopy(algorithm)
+    for norm in (m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)):
+
+        def by_hand(module, inputs, output):
+            (maps,) = inputs
+            mean = maps.mean((0, 2, 3), keepdim=True)
+            var = maps.var((0, 2, 3), correction=0, keepdim=True)
+            scale, shift = module.weight[:, None, None], module.bias[:, None, None]
+            return (maps - mean) / (var + module.eps).sqrt() * scale + shift
+
+        norm.register_forward_hook(by_hand)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            ADAPTERS["bn"](algorithm).eval()(x), plain(x), atol=1e-5, rtol=1e-4
+        )
+
+
+def test_shot_takes_its_step() -> None:
+    algorithm = model()
+    x = images(6)
+    copied = copy.deepcopy(algorithm)
+    z, logits = copied.embed(x), copied(x)
+    p = logits.softmax(1)
+    sure = -(p * p.log()).sum(1).mean()
+    mean = p.mean(0)
+    varied = -(mean * mean.log()).sum()
+    centres = torch.stack([(p[:, c, None] * z).sum(0) for c in range(4)]).detach()
+    labels = F.cosine_similarity(z[:, None], centres[None], dim=2).argmax(1)
+    loss = sure - varied + 0.3 * F.nll_loss(p.log(), labels)
+    weights = list(copied.backbone.parameters())
+    gradients = torch.autograd.grad(loss, weights)
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight -= 1e-4 * gradient
+        expected = copied(x)
+    torch.testing.assert_close(ADAPTERS["shot"](algorithm)(x), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_one_image_teaches_shot_nothing() -> None:
+    algorithm = model()
+    shot = ADAPTERS["shot"](algorithm)
+    before = [p.clone() for p in algorithm.parameters()]
+    with torch.no_grad():
+        torch.testing.assert_close(shot(images(1)), algorithm(images(1)))
+    assert all(torch.equal(a, b) for a, b in zip(before, algorithm.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["t3a", "shot"])
+def test_embedding_and_logits_cost_one_pass(name: str) -> None:
+    algorithm = model()
+    passes = []
+    adapter = ADAPTERS[name](algorithm)
+    algorithm.backbone.net.register_forward_hook(lambda *_: passes.append(1))
+    embed = algorithm.backbone.net.embed
+    algorithm.backbone.net.embed = lambda x: passes.append(1) or embed(x)
+    adapter(images(4))
+    assert len(passes) <= {"t3a": 1, "shot": 2}[name]  # shot: one to learn, one to answer
 
 
 def test_tent_learns_and_stays_until_reset() -> None:

@@ -345,8 +345,8 @@ def test_evaluate_with_an_adapter_records_its_stream(solodg, tmp_path: Path) -> 
     assert {r["domain"] for r in records} == {"sky", "ash"}
     assert all(r["adapter"] == "tent" for r in records)
     assert records[0]["stream"] == {
-        "arguments": {"steps": 2}, "batch_size": 16, "domains": "mixed", "order_seed": 0,
-        "reset": "domain", "images": None,
+        "arguments": {"steps": 2, "learning_rate": 0.001}, "batch_size": 16, "domains": "mixed",
+        "order_seed": 0, "reset": "domain", "images": None,
     }  # fmt: skip
     code, _, said = solodg("evaluate", run, "--steps", "3")
     assert code == 2

@@ -122,11 +122,10 @@ def test_algorithms_are_documented_and_their_variants_build(name: str, variant: 
     resolve(RunConfig(dataset="toy", algorithm=name, variant=variant))
 
 
-NEEDS = {"ttt": "ttt"}  # adapters that work with one algorithm only
 PAIRS = [
-    (adapter, algorithm)
-    for adapter in ADAPTERS
-    for algorithm in ([NEEDS[adapter]] if adapter in NEEDS else ["erm", "solo", "solo_plus"])
+    (name, algorithm)
+    for name, kind in ADAPTERS.items()
+    for algorithm in ([kind.trained_by] if kind.trained_by else ["erm", "solo", "solo_plus"])
 ]
 
 
@@ -151,11 +150,15 @@ def test_adapters_are_single_sample_exactly_where_they_say_so(toy, name, algorit
 def test_reset_restores_an_adapter_bit_for_bit(toy, name, algorithm) -> None:
     adapter = ADAPTERS[name](finalized(toy, algorithm, "default")).eval()
     before = {k: v.clone() for k, v in adapter.state_dict().items()}
+    flags = [p.requires_grad for p in adapter.parameters()]
     x = inputs(toy.targets(["sky"])["sky"]).x
     with torch.inference_mode():
         first = [adapter(x[:8]), adapter(x[8:16])]
+        adapter(torch.full_like(x[:8], torch.nan))  # whatever came
         adapter.reset()
         assert all(torch.equal(v, before[k]) for k, v in adapter.state_dict().items())
+        assert [p.requires_grad for p in adapter.parameters()] == flags
+        assert all(p.grad is None for p in adapter.parameters())
         again = [adapter(x[:8]), adapter(x[8:16])]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 

@@ -4,15 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from solodg.backbones import build_backbone
+from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.config import Machine, RunConfig, resolve
 from solodg.errors import UserError
 from solodg.image_norm import ImageBatchNorm, normalise_by_image
 from solodg.predictor import Predictor
 from solodg.run import train_run
+from solodg.score import evaluate_run
+from solodg.stream import Stream
+from test_features import save_weights
 
 
 def learned_norm(kind: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.BatchNorm2d:
@@ -27,7 +31,7 @@ def learned_norm(kind: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> nn.BatchNorm2d:
 def test_each_image_is_normalised_by_the_mix_of_its_own_and_the_source_statistics() -> None:
     norm = learned_norm()
     x = torch.randn(4, 3, 5, 6).double() * 2 + 1
-    mixed = ImageBatchNorm(norm, source_pixels=70.0).eval()(x)
+    mixed = ImageBatchNorm(norm, (70.0,)).eval()(x)
     share = 30 / 100
     for image, result in zip(x, mixed, strict=True):
         for channel in range(3):
@@ -44,7 +48,7 @@ def test_with_endless_trust_in_the_source_it_is_the_batch_norm_it_replaces(
     kind: type[nn.BatchNorm2d],
 ) -> None:
     norm = learned_norm(kind)
-    mixed = ImageBatchNorm(norm, source_pixels=1e15)
+    mixed = ImageBatchNorm(norm, (1e15,))
     x = torch.randn(4, 3, 5, 6).double()
     torch.testing.assert_close(mixed.eval()(x), norm(x))
     torch.testing.assert_close(mixed.train()(x), norm.train()(x))
@@ -54,7 +58,7 @@ def test_with_endless_trust_in_the_source_it_is_the_batch_norm_it_replaces(
 
 def test_training_remembers_the_statistics_that_a_batch_norm_would() -> None:
     norm, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 6)
-    mixed = ImageBatchNorm(norm, source_pixels=10.0)
+    mixed = ImageBatchNorm(norm, (10.0,))
     mixed(x)
     norm(x)
     torch.testing.assert_close(mixed.running_mean, norm.running_mean)
@@ -74,9 +78,90 @@ def test_a_prediction_depends_on_its_own_image_only(name: str) -> None:
     assert not torch.allclose(plain(x).embedding, together.embedding, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["small_cnn", "tf_efficientnet_lite0"])
+def test_several_readings_are_averaged(name: str) -> None:
+    several = build_backbone(name, image_size=64, image_norm=(0.0, 500.0, 50.0)).eval()
+    x = torch.rand(3, 3, 64, 64)
+    each = []
+    for number in (0.0, 500.0, 50.0):
+        one = build_backbone(name, image_size=64, image_norm=number).eval()
+        one.load_state_dict(several.state_dict())
+        each.append(one(x))
+        with several.reading(number):
+            torch.testing.assert_close(several(x).embedding, each[-1].embedding)
+    found = several(x)
+    for part in ("embedding", "style"):
+        expected = torch.stack([getattr(features, part) for features in each]).mean(0)
+        torch.testing.assert_close(getattr(found, part), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(several.embed(x), found.embedding)
+    torch.testing.assert_close(several(x[1:2]).embedding, found.embedding[1:2])
+
+
+def test_in_training_each_image_is_read_in_one_way() -> None:
+    backbone = build_backbone("small_cnn", image_size=64, image_norm=(0.0, 50.0)).train()
+    backbone.freeze_norm()  # what is remembered, so that an image's features are its own
+    x = torch.rand(1, 3, 64, 64).expand(40, -1, -1, -1)
+    found = backbone(x).embedding.detach()
+    each = []
+    for number in (0.0, 50.0):
+        with backbone.reading(number):
+            each.append(backbone(x[:1]).embedding)
+    which = [[bool(torch.allclose(row, one[0], atol=1e-5)) for one in each] for row in found]
+    assert all(sum(row) == 1 for row in which)
+    assert 5 < sum(row[0] for row in which) < 35
+
+
+def test_ready_features_are_read_as_a_backbone_reads() -> None:
+    ready = ReadyFeatures(2, 1, readings=3)
+    x = torch.arange(18.0).view(2, 9)
+    torch.testing.assert_close(ready.eval()(x).embedding, x.view(2, 3, 3)[:, :, :2].mean(1))
+    many = ready.train()(x[:1].expand(60, -1)).embedding[:, 0]
+    assert set(many.tolist()) == {0.0, 3.0, 6.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("300", 300.0), ("0", 0.0), ("0,3000,300", (0.0, 3000.0, 300.0)), ([7], 7.0), (None, None)],
+)
+def test_readings_are_given_as_numbers_or_text(given, kept) -> None:
+    assert RunConfig(dataset="toy", image_norm=given).image_norm == kept
+
+
+@pytest.mark.parametrize("given", ["-1", "3,3", "many", "0,-2", []])
+def test_readings_that_cannot_be(given) -> None:
+    with pytest.raises(ValidationError):
+        RunConfig(dataset="toy", image_norm=given)
+
+
+def test_a_frozen_run_with_several_readings(tmp_path: Path) -> None:
+    save_weights(build_backbone("small_cnn", image_size=32), tmp_path / "w.safetensors")
+    config = RunConfig(
+        weights=str(tmp_path / "w.safetensors"),
+        dataset="toy",
+        targets=("sky",),
+        backbone="small_cnn",
+        freeze_backbone=True,
+        algorithm="erm",
+        steps=5,
+        image_norm=(0.0, 50.0),
+    )
+    folder = train_run(config, Machine(cache_dir=tmp_path / "cache"), tmp_path / "run")
+    model = Predictor.load(folder)
+    assert model.info.image_norm == (0.0, 50.0)
+    machine = Machine(cache_dir=tmp_path / "cache")
+    stored = {r.domain: r.metrics for r in evaluate_run(folder, machine)}  # by stored features
+    pixels = {r.domain: r.metrics for r in evaluate_run(folder, machine, stream=Stream())}
+    assert stored["sky"]["nll"] == pytest.approx(pixels["sky"]["nll"], rel=1e-3)
+    files = list((tmp_path / "cache").rglob("*.npy"))
+    one = config.model_copy(update={"image_norm": 50.0})
+    train_run(one, Machine(cache_dir=tmp_path / "cache"), tmp_path / "one")
+    evaluate_run(tmp_path / "one", machine)
+    assert list((tmp_path / "cache").rglob("*.npy")) == files  # each reading is kept once
+
+
 def test_what_is_fixed_stays_fixed() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).requires_grad_(False)
-    normalise_by_image(net, 10.0)
+    normalise_by_image(net, (10.0,))
     assert not any(parameter.requires_grad for parameter in net.parameters())
 
 
@@ -101,7 +186,7 @@ def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_ref
         return resolve(RunConfig(**given | values))
 
     assert resolved().image_norm == 100
-    assert resolved(pretrained=True).image_norm == 300
+    assert resolved(pretrained=True).image_norm == (0, 3000, 300)
     assert resolved(backbone="alexnet").image_norm is None
     assert not resolve(resolved(image_norm=0)).image_norm  # also when asked twice
     assert resolved().arguments == {"frame": True}

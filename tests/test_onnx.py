@@ -178,10 +178,12 @@ def test_files_of_others_are_refused(digits_onnx: Path, tmp_path: Path) -> None:
         solodg.load(tmp_path / "nowhere.onnx")
 
 
-@pytest.mark.parametrize("size", [28, 48, 64, 100])
-def test_frames_of_any_size_are_exported(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "image_norm"), [(28, 100.0), (48, 100.0), (64, 100.0), (100, 100.0), (32, (0.0, 90.0))]
+)
+def test_frames_and_readings_of_any_size_are_exported(tmp_path: Path, size, image_norm) -> None:
     torch.manual_seed(0)
-    backbone = build_backbone("small_cnn", channels=3, image_size=size, image_norm=100.0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=size, image_norm=image_norm)
     for norm in (m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)):
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)  # as after training
     model = ALGORITHMS["solo_plus"](backbone, num_classes=3, frame=True)
@@ -190,9 +192,9 @@ def test_frames_of_any_size_are_exported(tmp_path: Path, size: int) -> None:
     model.eval().finalize([Batch(torch.rand(12, 3, size, size), y, torch.arange(12) // 6)])
     info = ModelInfo(
         algorithm="solo_plus", variant="default", arguments={"frame": True}, backbone="small_cnn",
-        channels=3, image_size=size, image_norm=100.0, classes=["a", "b", "c"],
+        channels=3, image_size=size, image_norm=image_norm, classes=["a", "b", "c"],
         source_domains=["d", "e"], dataset="toy",
     )  # fmt: skip
     path = tmp_path / "framed.onnx"
     assert export_onnx(Predictor(model, info), path) < 1e-4
-    assert solodg.load(path).info.image_norm == 100.0
+    assert solodg.load(path).info.image_norm == image_norm

@@ -80,6 +80,7 @@ def test_a_sweep_is_a_row_for_each_mix() -> None:
     )
     assert plan.rows[-1].stream is None
     cells = plan.cells()
+    assert {(c.config.seed, c.stream.order_seed) for c in cells if c.stream} == {(0, 0), (1, 1)}
     assert len({cell.key for cell in cells}) == len(cells) == 36
 
 
@@ -89,13 +90,34 @@ def test_a_sweep_is_a_row_for_each_mix() -> None:
         ({"batch_size": []}, "a sweep over no value"),
         ({"batch_size": [0]}, "greater than 0"),
         ({"domains": ["one"]}, "single"),
+        ({"arguments": [{"steps": 1}]}, "by its own name"),
+        ({"batch_sizes": [1, 2]}, "batch_sizes.*A stream has batch_size"),
+        ({"steps": [0]}, "steps=0"),
+        ({"reset": ["batch", "never"], "batch_size": [1]}, None),
     ],
 )
-def test_a_sweep_that_cannot_be(tmp_path: Path, sweep: dict, reason: str) -> None:
+def test_a_sweep_that_cannot_be(tmp_path: Path, sweep: dict, reason: str | None) -> None:
     file = tmp_path / "p.yaml"
-    rows = [{"name": "x", "sweep": sweep}]
+    rows = [{"name": "x", "adapter": "tent", "sweep": sweep}]
     file.write_text(json.dumps({"title": "t", "dataset": "toy", "seeds": [0], "rows": rows}))
+    if reason is None:
+        assert [row.curve for row in read_plan(file).rows] == ["x, reset batch", "x, reset never"]
+        return
     with pytest.raises(UserError, match=reason):
+        read_plan(file)
+
+
+def test_an_adapter_of_one_algorithm_is_not_for_another() -> None:
+    plan = toy_plan(rows=[{"name": "x", "run": {"algorithm": "erm"}, "adapter": "ttt"}])
+    with pytest.raises(UserError, match="needs algorithm ttt, not erm"):
+        plan.cells()
+
+
+def test_two_points_at_one_place_of_a_curve_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    row = {"name": "x", "curve": "one", "sweep": {"images": [1, 2], "batch_size": [1]}}
+    file.write_text(json.dumps({"title": "t", "dataset": "toy", "seeds": [0], "rows": [row]}))
+    with pytest.raises(UserError, match="another row with the same batch size"):
         read_plan(file)
 
 

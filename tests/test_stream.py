@@ -90,7 +90,7 @@ def test_the_order_is_seeded_and_shuffled() -> None:
         ("tont", {}, "tent"),
         ("tent", {"stepps": 3}, "steps"),
         ("tent", {"steps": "many"}, "steps=many"),
-        ("tent", {"steps": 0}, "at least 1"),
+        ("tent", {"steps": 0}, "greater than 0"),
         ("bn", {"steps": 1}, "takes no 'steps'"),
     ],
 )

@@ -109,7 +109,7 @@ def test_whose_statistics_normalise(tmp_path: Path) -> None:
     model, _ = checkpoint.load(folder)
     plain, _ = checkpoint.load(folder)
     for norm in image_norms(plain):
-        norm.source_pixels = 1e12  # as good as none of the image's own
+        norm.readings = (1e12,)  # as good as none of the image's own
     for name, part in studied.targets.items():
         assert tuple(found[name]) == STATISTICS
         for whose, asked in (("own", model), ("none", plain)):
@@ -123,7 +123,7 @@ def test_others_statistics_are_those_they_have_themselves() -> None:
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm2d(3)
     net = torch.nn.Sequential(norm)
-    normalise_by_image(net, 5.0)
+    normalise_by_image(net, (5.0,))
     net.eval()
     x, other = torch.rand(4, 3, 6, 6), 3 * torch.rand(4, 3, 6, 6)
     with others_statistics(net, torch.arange(4, 8).repeat(2)):

@@ -130,7 +130,9 @@ def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) ->
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: torch.nn.Module = backbone
     if config.freeze_backbone:
-        extractor = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
+        extractor = ReadyFeatures(
+            backbone.embedding_dim, backbone.style_dim, len(backbone.readings)
+        )
     try:
         algorithm = build_algorithm(
             config.algorithm,

@@ -7,6 +7,8 @@ preprocessing.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError, unknown
-from solodg.image_norm import normalise_by_image
+from solodg.image_norm import (
+    ImageNorm,
+    drawn_readings,
+    image_norms,
+    normalise_by_image,
+    readings_of,
+)
 from solodg.torchvision_guard import make_torchvision_importable
 from solodg.types import Features
 
@@ -76,9 +84,11 @@ class Backbone(nn.Module):
         image_size: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        readings: tuple[float, ...] = (0.0,),
     ) -> None:
         super().__init__()
         self.net = net
+        self.readings = readings  # ways to normalise an image: see image_norm.py
         self.channels, self.image_size = channels, image_size
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("std", torch.tensor(std)[:, None, None])
@@ -91,13 +101,55 @@ class Backbone(nn.Module):
         self.embedding_dim, self.style_dim = self._probe()
 
     def forward(self, x: Tensor) -> Features:
-        stages = self.net(self._normalise(x))
-        return Features(stages.embedding, torch.cat([_channel_means(m) for m in stages.maps], 1))
+        with self._read_at_random(x) as drawn:
+            stages = self.net(self._prepared(x))
+        style = torch.cat([_channel_means(m) for m in stages.maps], 1)
+        if drawn:
+            return Features(stages.embedding, style)
+        return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
 
     def embed(self, x: Tensor) -> Tensor:
         """The embedding alone, for those who have no use for the style."""
-        embedding: Tensor = self.net.embed(self._normalise(x))
-        return embedding
+        with self._read_at_random(x) as drawn:
+            embedding: Tensor = self.net.embed(self._prepared(x))
+        return embedding if drawn else self._mean_reading(embedding)
+
+    @contextmanager
+    def _read_at_random(self, x: Tensor) -> Iterator[bool]:
+        """In training each image is read in one way; False: in all of them."""
+        if len(self.readings) == 1 or not self.training:
+            yield False
+            return
+        drawn = torch.randint(len(self.readings), (len(x),), device=x.device)
+        with drawn_readings(self.net, drawn):
+            yield True
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Normalised, and unless readings are drawn once for each reading."""
+        x = self._normalise(x)
+        if len(self.readings) == 1 or self.training:
+            return x
+        return x.repeat(len(self.readings), 1, 1, 1).contiguous(memory_format=torch.channels_last)
+
+    def _mean_reading(self, found: Tensor) -> Tensor:
+        """(readings x B, D) -> (B, D)"""
+        if len(self.readings) == 1:
+            return found
+        return found.reshape(len(self.readings), -1, found.shape[1]).mean(0)
+
+    @contextmanager
+    def reading(self, source_pixels: float) -> Iterator[None]:
+        """Inside, images are read in this way alone."""
+        before, norms = self.readings, image_norms(self.net)
+        self.readings = (source_pixels,)
+        for norm in norms:
+            norm.readings = self.readings
+        try:
+            yield
+        finally:
+            self.readings = before
+            for norm in norms:
+                norm.readings = before
 
     def last_map(self, x: Tensor) -> Tensor:
         """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map."""
@@ -180,18 +232,28 @@ class Backbone(nn.Module):
 
 
 class ReadyFeatures(nn.Module):
-    """Identity for features computed beforehand: (B, D + S) -> Features."""
+    """For features computed beforehand, reading by reading: (B, readings (D + S)) -> Features."""
 
-    def __init__(self, embedding_dim: int, style_dim: int) -> None:
+    def __init__(self, embedding_dim: int, style_dim: int, readings: int = 1) -> None:
         super().__init__()
-        self.embedding_dim, self.style_dim = embedding_dim, style_dim
+        self.embedding_dim, self.style_dim, self.readings = embedding_dim, style_dim, readings
 
     def forward(self, x: Tensor) -> Features:
-        embedding, style = x.split([self.embedding_dim, self.style_dim], dim=1)
+        embedding, style = self._read(x).split([self.embedding_dim, self.style_dim], dim=1)
         return Features(embedding, style)
 
     def embed(self, x: Tensor) -> Tensor:
-        return x[:, : self.embedding_dim]
+        return self._read(x)[:, : self.embedding_dim]
+
+    def _read(self, x: Tensor) -> Tensor:
+        """As a backbone does: in training one reading at random, else the mean of all."""
+        if self.readings == 1:
+            return x
+        each = x.view(len(x), self.readings, -1)  # (B, readings, D + S)
+        if not self.training:
+            return each.mean(1)
+        rows = torch.arange(len(x), device=x.device)
+        return each[rows, torch.randint(self.readings, (len(x),), device=x.device)]
 
     def last_map(self, x: Tensor) -> Tensor:
         """There is none any more: the embedding."""
@@ -208,13 +270,13 @@ def build_backbone(
     image_size: int = 224,
     pretrained: bool = False,
     weights: str | Path | None = None,
-    image_norm: float | None = None,
+    image_norm: ImageNorm = None,
 ) -> Backbone:
     """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
 
     `pretrained` fetches the weights published under the name; `weights` reads them from a
     safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
-    an image's own statistics into every BatchNorm: see `image_norm.py`.
+    an image's own statistics into every BatchNorm, in one way or several: see `image_norm.py`.
     """
     if name == "small_cnn":
         net: Network = SmallCNN(channels)
@@ -224,14 +286,22 @@ def build_backbone(
         net = _timm_stages(name, channels, image_size, pretrained)
     if weights is not None:
         _load_weights(net, name, Path(weights), channels)
-    if image_norm is not None:
-        normalise_by_image(net, image_norm)
+    readings = readings_of(image_norm)
+    if readings:
+        normalise_by_image(net, readings)
     # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
     config = getattr(getattr(net, "model", None), "default_cfg", {})
     rgb = channels == 3 and name != "small_cnn"
     mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
     std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
-    return Backbone(net, channels=channels, image_size=image_size, mean=mean, std=std)
+    return Backbone(
+        net,
+        channels=channels,
+        image_size=image_size,
+        mean=mean,
+        std=std,
+        readings=readings or (0.0,),
+    )
 
 
 @cache

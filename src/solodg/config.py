@@ -4,12 +4,21 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from solodg.algorithms import ALGORITHMS
 from solodg.data import DatasetSpec, dataset_spec, default_data_dir
 from solodg.data.loading import DEFAULT_MEMORY_GB
 from solodg.errors import UserError, unknown
+from solodg.image_norm import ImageNorm
 
 # Values that turn off what a recipe would turn on, and mean the same as nothing without one.
 SAYS_NO: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
@@ -47,7 +56,7 @@ class RunConfig(BaseModel):
     freeze_backbone: bool = False
     train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
     freeze_norm: bool | None = None
-    image_norm: float | None = Field(default=None, ge=0)  # source pixels, 0: off; image_norm.py
+    image_norm: ImageNorm = None  # source pixels, one number or several, 0: off; image_norm.py
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] | None = None
 
@@ -76,6 +85,23 @@ class RunConfig(BaseModel):
     devices: str = "1"  # each draws its own episodes, so their number is part of the result
     num_nodes: PositiveInt = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+
+    @field_validator("image_norm", mode="before")
+    @classmethod
+    def _as_numbers(cls, value: Any) -> Any:
+        """`300`, or several as a list or as "0,3000,300"."""
+        several = value.split(",") if isinstance(value, str) else value
+        if not isinstance(several, list | tuple):
+            return value
+        return several[0] if len(several) == 1 else tuple(several)
+
+    @field_validator("image_norm")
+    @classmethod
+    def _as_readings(cls, value: ImageNorm) -> ImageNorm:
+        several = value if isinstance(value, tuple) else (value or 0.0,)
+        if not several or min(several) < 0 or len(set(several)) < len(several):
+            raise ValueError("source pixels are 0 or more, each number once")
+        return value
 
     @property
     def left_out(self) -> tuple[str, ...]:

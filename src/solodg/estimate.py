@@ -109,7 +109,8 @@ def _ready(
     def moved(half: Batch) -> Batch:
         x = to_unit(half.x)
         if config.freeze_backbone:
-            x = torch.randn(len(half.y), backbone.embedding_dim + backbone.style_dim)
+            width = len(backbone.readings) * (backbone.embedding_dim + backbone.style_dim)
+            x = torch.randn(len(half.y), width)
         return Batch(x.to(device), half.y.to(device), half.domain.to(device))
 
     return Episode(moved(episode.source), moved(episode.target), episode.num_context)

@@ -19,18 +19,23 @@ from solodg.backbones import Backbone
 from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
 from solodg.data.transforms import to_unit
-from solodg.image_norm import ImageBatchNorm
 from solodg.progress import Progress
 
 _BATCH = 32
 
 
+Readings = tuple[NDArray[np.float32], ...]  # the features of some images, file by file
+
+
 class StoredFeatures:
-    """Ready features in place of the images they were computed from (see `Images`)."""
+    """Ready features in place of the images they were computed from (see `Images`).
+
+    Where an image is read in several ways (image_norm.py), all its features are side by side.
+    """
 
     def __init__(
         self,
-        files: list[NDArray[np.float32]],
+        files: list[Readings],
         file: NDArray[np.int64],
         row: NDArray[np.int64],
         keys: list[str],
@@ -44,10 +49,13 @@ class StoredFeatures:
     def take(self, indices: Indices) -> Tensor:
         chosen = np.asarray(indices, dtype=np.int64)
         file, row = self._file[chosen], self._row[chosen]
-        out = np.empty((len(chosen), self.files[0].shape[1]), dtype=np.float32)
+        width = self.files[0][0].shape[1]
+        out = np.empty((len(chosen), len(self.files[0]), width), dtype=np.float32)
         for number in np.unique(file):
-            out[file == number] = self.files[number][row[file == number]]
-        return torch.from_numpy(out)
+            own = file == number
+            for place, reading in enumerate(self.files[number]):
+                out[own, place] = reading[row[own]]
+        return torch.from_numpy(out.reshape(len(chosen), -1))
 
     def subset(self, indices: Indices) -> "StoredFeatures":
         """Of the features, only the files that hold these images stay within reach."""
@@ -72,27 +80,28 @@ class FeatureStore:
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
         kind = f"{name} {backbone.channels} {backbone.image_size}"
-        norms = {m.source_pixels for m in backbone.modules() if isinstance(m, ImageBatchNorm)}
-        if norms:  # not among the weights, yet features depend on it
-            kind += f" image-norm {norms}"
-        self.weights = digest(content + kind.encode())
+        self.weights = {}  # by reading: it is not among the weights, yet features depend on it
+        for number in backbone.readings:
+            norm = f" image-norm {{{number}}}" if number else ""
+            self.weights[number] = digest(content + f"{kind}{norm}".encode())
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
         """Whether the features of all these images are there: then all of them can be read."""
-        return all(self._path(domain).is_file() for domain in _domains(parts))
+        paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
+        return all(path.is_file() for path in paths)
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """The parts of a dataset with features in place of pixels; domains are stored whole."""
         count = sum(len(part) for part in parts)
         keys = [""] * count
-        files: list[NDArray[np.float32]] = []
+        files: list[Readings] = []
         file = np.zeros(count, dtype=np.int64)
         row = np.zeros(count, dtype=np.int64)
         for domain in _domains(parts):
             for number, member in enumerate(domain.members):
                 keys[member.position] = member.key
                 file[member.position], row[member.position] = len(files), number
-            files.append(self._file(domain))
+            files.append(self._files(domain))
         stored = StoredFeatures(files, file, row, keys)
         ends = np.cumsum([len(part) for part in parts])
         return [
@@ -100,16 +109,22 @@ class FeatureStore:
             for part, end in zip(parts, ends, strict=True)
         ]
 
-    def _path(self, domain: "_Domain") -> Path:
+    def _paths(self, domain: "_Domain") -> dict[float, Path]:
+        """By reading."""
         images = digest("\n".join(member.key for member in domain.members).encode())
-        return self.folder / f"{self.weights}-{images}.npy"
+        return {
+            number: self.folder / f"{weights}-{images}.npy"
+            for number, weights in self.weights.items()
+        }
 
-    def _file(self, domain: "_Domain") -> NDArray[np.float32]:
-        path = self._path(domain)
-        if not path.is_file():
-            self._compute(domain.members, domain.name, path)
-        mapped: NDArray[np.float32] = np.load(path, mmap_mode="r")
-        return mapped
+    def _files(self, domain: "_Domain") -> Readings:
+        found = []
+        for number, path in self._paths(domain).items():
+            if not path.is_file():
+                with self.backbone.reading(number):
+                    self._compute(domain.members, domain.name, path)
+            found.append(np.load(path, mmap_mode="r"))
+        return tuple(found)
 
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
     def _compute(self, named: list["_Member"], domain: str, path: Path) -> None:

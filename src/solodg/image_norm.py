@@ -9,11 +9,14 @@ domain. Here channel statistics of the image itself are mixed in, the more the l
 
 as if the source statistics had been seen on `source_pixels` pixels (the prior of Schneider et al.,
 2020, for a single image). The mix is there in training too, where the batch stands for the source.
-A prediction depends on its own image only, and takes one forward pass.
+
+Several numbers of source pixels are several readings of an image, 0 being the one by the source's
+statistics alone. In training every image is read in one way, at random; a prediction rests on the
+mean of what all readings give. It depends on its own image only, and takes a forward pass for each
+reading.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,18 +24,32 @@ from torch import Tensor, nn
 
 from solodg.errors import UserError
 
+ImageNorm = float | tuple[float, ...] | None  # source pixels of the readings; none and 0: off
+
+
+def readings_of(image_norm: ImageNorm) -> tuple[float, ...]:
+    """() where it is off."""
+    if isinstance(image_norm, tuple):
+        return image_norm
+    return (float(image_norm),) if image_norm else ()
+
 
 class ImageBatchNorm(nn.BatchNorm2d):
-    """In place of a BatchNorm and whatever activation that has; weights have the same names."""
+    """In place of a BatchNorm and whatever activation that has; weights have the same names.
 
-    def __init__(self, norm: nn.BatchNorm2d, source_pixels: float) -> None:
+    Of several readings a batch holds all images once for each, one reading after another; unless
+    `drawn` says which reading each row is.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d, readings: Sequence[float]) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine)
         if norm.running_mean is not None:
             self.to(norm.running_mean)  # device and type
         self.load_state_dict(norm.state_dict(), strict=False)
         for own, given in zip(self.parameters(), norm.parameters(), strict=False):
             own.requires_grad_(given.requires_grad)
-        self.source_pixels = source_pixels
+        self.readings = tuple(readings)  # source pixels of each
+        self.drawn: Tensor | None = None  # (B,)
         self.lender: Tensor | None = None  # (B,) whose statistics stand for each image's own
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())
@@ -43,13 +60,12 @@ class ImageBatchNorm(nn.BatchNorm2d):
         # Two means and one addcmul: two and a half times as fast on a CPU as var_mean, * and +.
         own_mean = wide.mean((2, 3))  # (B, C)
         own_var = (wide.square().mean((2, 3)) - own_mean.square()).clamp(min=0)
-        if self.lender is not None:
-            own_mean, own_var = own_mean[self.lender], own_var[self.lender]
         pixels = x.shape[2] * x.shape[3]
         mean, var = self._source_statistics(own_mean, own_var, pixels)  # (C,)
-        share = pixels / (pixels + self.source_pixels)
-        mean = mean + share * (own_mean - mean)  # (B, C)
-        var = var + share * (own_var - var)
+        if self.lender is not None:
+            own_mean, own_var = self._lent(own_mean), self._lent(own_var)
+        mean = self._mixed(mean, own_mean, pixels)  # (B, C)
+        var = self._mixed(var, own_var, pixels)
         scale = torch.rsqrt(var + self.eps)
         if self.affine:
             scale = self.weight * scale
@@ -59,6 +75,22 @@ class ImageBatchNorm(nn.BatchNorm2d):
         normalised = torch.addcmul(shift[:, :, None, None], wide, scale[:, :, None, None])
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
+
+    def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
+        """(C,) and (B, C) -> (B, C), each row by the share of its reading."""
+        shares = [pixels / (pixels + k) if k else 0.0 for k in self.readings]
+        if len(shares) == 1:
+            return source + shares[0] * (own - source)
+        each = torch.tensor(shares, dtype=own.dtype, device=own.device)
+        if self.drawn is not None:
+            return source + each[self.drawn, None] * (own - source)
+        by_reading = own.reshape(len(shares), -1, own.shape[1])  # (readings, images, C)
+        return (source + each[:, None, None] * (by_reading - source)).reshape(-1, own.shape[1])
+
+    def _lent(self, own: Tensor) -> Tensor:
+        assert self.lender is not None
+        by_reading = own.reshape(len(self.readings), -1, own.shape[1])
+        return by_reading[:, self.lender].flatten(0, 1)
 
     def _source_statistics(
         self, own_mean: Tensor, own_var: Tensor, pixels: int
@@ -80,7 +112,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
         return mean, var
 
 
-def normalise_by_image(net: nn.Module, source_pixels: float) -> None:
+def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
     """Put an ImageBatchNorm in the place of each BatchNorm."""
     found = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     if not found:
@@ -90,11 +122,24 @@ def normalise_by_image(net: nn.Module, source_pixels: float) -> None:
         )
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")
-        setattr(net.get_submodule(parent), last, ImageBatchNorm(norm, source_pixels))
+        setattr(net.get_submodule(parent), last, ImageBatchNorm(norm, readings))
 
 
 def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
     return [module for module in net.modules() if isinstance(module, ImageBatchNorm)]
+
+
+@contextmanager
+def drawn_readings(net: nn.Module, drawn: Tensor) -> Iterator[None]:
+    """Inside, row i of a batch is read in way drawn[i]. For training, which is one at a time."""
+    norms = image_norms(net)
+    for norm in norms:
+        norm.drawn = drawn
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.drawn = None
 
 
 @contextmanager
@@ -104,13 +149,13 @@ def others_statistics(net: nn.Module, lender: Tensor | None) -> Iterator[None]:
     None: no image's, those of the source alone.
     """
     norms = image_norms(net)
-    before = [norm.source_pixels for norm in norms]
+    before = [norm.readings for norm in norms]
     for norm in norms:
         norm.lender = lender
         if lender is None:
-            norm.source_pixels = math.inf
+            norm.readings = (0.0,) * len(norm.readings)
     try:
         yield
     finally:
-        for norm, pixels in zip(norms, before, strict=True):
-            norm.lender, norm.source_pixels = None, pixels
+        for norm, readings in zip(norms, before, strict=True):
+            norm.lender, norm.readings = None, readings

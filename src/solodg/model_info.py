@@ -18,7 +18,7 @@ class ModelInfo(BaseModel):
     arguments: dict[str, Any]  # of the algorithm
     backbone: str
     channels: int
-    image_norm: float | None = None  # see image_norm.py
+    image_norm: float | tuple[float, ...] | None = None  # see image_norm.py
     image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
     classes: list[str]
     source_domains: list[str]

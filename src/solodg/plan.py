@@ -16,7 +16,7 @@ from solodg.config import SAYS_NO, RunConfig, portable, resolve
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import fold
 from solodg.errors import UserError, unknown
-from solodg.stream import Stream
+from solodg.stream import Stream, adapter_arguments
 
 
 class Row(BaseModel):
@@ -30,7 +30,7 @@ class Row(BaseModel):
     adapter: str = "none"
     stream: Stream | None = None  # how test images come; None: in large batches, all of them
     sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each mix of these
-    curve: str = ""  # rows of one curve over batch sizes; a sweep names its own
+    curve: str = ""  # rows of one curve over batch sizes; a sweep names it, if this does not
     paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
 
     @field_validator("paper", mode="before")
@@ -46,6 +46,8 @@ class Row(BaseModel):
             return [self]
         if not all(self.sweep.values()):
             raise ValueError(f"row {self.name!r}: a sweep over no value makes no row")
+        if "arguments" in self.sweep:
+            raise ValueError(f"row {self.name!r}: sweep an argument by its own name, e.g. steps")
         given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
         rows = []
         for values in itertools.product(*self.sweep.values()):
@@ -53,9 +55,11 @@ class Row(BaseModel):
             own = {k: v for k, v in named.items() if k not in Stream.model_fields}
             stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
             stream["arguments"] = given.get("arguments", {}) | own
-            curve = ", ".join([self.name, *(_spoken(k, v) for k, v in own.items())])
-            rest = [_spoken(k, v) for k, v in named.items() if k not in own]
-            changes = {"name": ", ".join([curve, *rest]), "curve": curve, "sweep": {}}
+            along = [k for k in named if k in ("domains", "batch_size")]  # panels and points
+            apart = [_spoken(k, v) for k, v in named.items() if k not in along]
+            curve = ", ".join([self.name, *apart])
+            name = ", ".join([curve, *(_spoken(k, named[k]) for k in along)])
+            changes = {"name": name, "curve": self.curve or curve, "sweep": {}}
             rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
         return rows
 
@@ -64,8 +68,8 @@ def _spoken(name: str, value: Any) -> str:
     """`steps` 10 -> "10 steps"; `batch_size` 16 -> "batch 16"; "mixed" needs no name."""
     if name == "steps":
         return f"{value} step" + ("s" if value != 1 else "")
-    if isinstance(value, str):
-        return value
+    if name == "domains":
+        return str(value)
     return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
 
 
@@ -142,7 +146,13 @@ class Plan(BaseModel):
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
             raise _misfit(f"row {row.name!r}", error) from error
-        return Cell(row.name, row.adapter, resolve(config), row.stream)
+        needed = ADAPTERS[row.adapter].trained_by
+        if needed not in (None, config.algorithm):
+            raise UserError(
+                f"row {row.name!r}: adapter {row.adapter} needs algorithm {needed}, not "
+                f"{config.algorithm}."
+            )
+        return Cell(row.name, row.adapter, resolve(config), _ordered(row.stream, seed))
 
     def _chosen_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
         """The row's settings for these targets alone, where its plan tells them apart."""
@@ -152,6 +162,13 @@ class Plan(BaseModel):
             if name not in known:
                 raise unknown(f"target of row {row.name!r}", name, known)
         return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
+
+
+def _ordered(stream: Stream | None, seed: int) -> Stream | None:
+    """In another order for every seed, unless the plan has said in which."""
+    if stream is None or "order_seed" in stream.model_fields_set:
+        return stream
+    return stream.model_copy(update={"order_seed": seed})
 
 
 @dataclass(frozen=True)
@@ -205,13 +222,31 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
         plan = Plan.model_validate({"name": path.stem} | values)
     except ValidationError as error:
         raise _misfit(str(path), error) from error
-    for row in plan.rows:
-        if row.adapter not in ADAPTERS:
-            raise unknown("adapter", row.adapter, ADAPTERS)
+    _check_streams(plan, path)
     names = [row.name for row in plan.rows]
     if len(set(names)) != len(names):
         raise UserError(f"{path}: two rows have one name; records could not tell them apart.")
     return plan if weights is None else plan.model_copy(update=_with_weights(plan, weights))
+
+
+def _check_streams(plan: Plan, path: Path) -> None:
+    """Mistakes are told before anything is trained."""
+    points = set()
+    for row in plan.rows:
+        try:
+            adapter_arguments(row.adapter, row.stream.arguments if row.stream else {})
+        except UserError as error:
+            fields = ", ".join(name for name in Stream.model_fields if name != "arguments")
+            hint = f" A stream has {fields}." if row.stream else ""
+            raise UserError(f"{path}: row {row.name!r}: {error}{hint}") from error
+        if row.curve and row.stream:
+            point = (row.curve, row.stream.domains, row.stream.batch_size)
+            if point in points:
+                raise UserError(
+                    f"{path}: row {row.name!r}: curve {row.curve!r} has another row with the same "
+                    "batch size and stream."
+                )
+            points.add(point)
 
 
 def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:

@@ -128,32 +128,40 @@ class Curve(NamedTuple):
 
 
 def batch_size_curves(
-    panels: dict[str, list[Curve]], path: Path, *, ylabel: str, log: bool
+    panels: Sequence[Sequence[tuple[str, list[Curve]]]], path: Path, *, ylabel: str, log: bool
 ) -> None:
-    """One panel per stream or domain, the same lines in each."""
+    """Lines of panels, each a title and its curves; a curve looks the same in all of them."""
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(1 + 2.8 * len(panels), 3.4), sharey=True, layout="constrained",
-        squeeze=False,
+        len(panels), len(panels[0]), figsize=(1 + 3.6 * len(panels[0]), 0.8 + 2.4 * len(panels)),
+        sharex=True, sharey="row", layout="constrained", squeeze=False,
     )  # fmt: skip
-    sizes = sorted({size for curves in panels.values() for c in curves for size in c.points})
-    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
-        for index, curve in enumerate(curves):
-            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            known = sorted(curve.points)
-            means = [curve.points[size][0] for size in known]
-            halves = [curve.points[size][1] for size in known]
-            axis.errorbar(
-                [sizes.index(size) for size in known], means, yerr=halves, color=colour,
-                marker=marker, capsize=2, label=curve.name,
-            )  # fmt: skip
-        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axis.set(title=title, xlabel="test batch size")
-        axis.grid(axis="y", color="0.85", lw=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        if log:
-            log_axis(axis)
-    axes[0][0].set_ylabel(ylabel)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+    everything = [curve for line in panels for _, curves in line for curve in curves]
+    names = list(dict.fromkeys(curve.name for curve in everything))
+    sizes = sorted({size for curve in everything for size in curve.points})
+    shown: dict[str, Any] = {}
+    for row, line in zip(axes, panels, strict=True):
+        for axis, (title, curves) in zip(row, line, strict=True):
+            for curve in curves:
+                index, known = names.index(curve.name), sorted(curve.points)
+                shown[curve.name] = axis.errorbar(
+                    [sizes.index(size) for size in known],
+                    [curve.points[size][0] for size in known],
+                    yerr=[curve.points[size][1] for size in known],
+                    color=COLOURS[index % len(COLOURS)],
+                    marker=MARKERS[index % len(MARKERS)],
+                    ls=("-", "--", ":")[index // len(COLOURS) % 3],
+                    capsize=2,
+                )
+            axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+            axis.set_title(title)
+            axis.grid(axis="y", color="0.85", lw=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            if log:
+                log_axis(axis)
+        row[0].set_ylabel(ylabel)
+    for axis in axes[-1]:
+        axis.set_xlabel("test batch size")
+    figure.legend([shown[name] for name in names], names, loc="outside lower center", ncols=3,
                   frameon=False)  # fmt: skip
     figure.savefig(path, dpi=120)
     plt.close(figure)

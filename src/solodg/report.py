@@ -10,6 +10,7 @@ from solodg.checkpoint import selection
 from solodg.config import Machine, RunConfig
 from solodg.explain import Explanation, explain
 from solodg.explain_figure import plane_figure, probabilities_figure
+from solodg.image_norm import readings_of
 from solodg.judged import GALLERIES, JudgedPart, JudgedRun, judge_run
 from solodg.plane import Plane, kept_plane
 from solodg.predictor import Predictor
@@ -132,7 +133,8 @@ def _settings(config: RunConfig) -> str:
     start = config.weights or ("published" if config.pretrained else "random")
     words = [f"{Path(start).name} weights"]
     if config.image_norm:
-        words.append(f"image norm {config.image_norm:g}")
+        numbers = readings_of(config.image_norm)
+        words.append(f"image norm {', '.join(f'{number:g}' for number in numbers)}")
     words.append(f"learning rate {config.learning_rate:g}")
     if not config.freeze_backbone:
         words.append(f"of the backbone {config.backbone_learning_rate:g}")

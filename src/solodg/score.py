@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from solodg import checkpoint
-from solodg.adapters import ADAPTERS, Adapter
+from solodg.adapters import Adapter
 from solodg.algorithms import Algorithm
 from solodg.assembly import Say, inputs, single_device
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.data.transforms import to_unit
+from solodg.errors import UserError
 from solodg.evaluation import Predictions, metrics, predict
 from solodg.progress import Advance, NoProgress, Progress
 from solodg.runfolder import (
@@ -28,7 +29,7 @@ from solodg.runfolder import (
 from solodg.scored_data import open_scored
 from solodg.seeding import numpy_generator
 from solodg.storage import append_lines, read_json
-from solodg.stream import Stream, make_adapter, predict_stream
+from solodg.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.types import Record
 
 
@@ -53,8 +54,15 @@ def evaluate_run(
     algorithm, info = checkpoint.load(folder)
     plainly = adapter == "none" and stream is None
     stream = stream or Stream()
-    make_adapter(adapter, algorithm, stream.arguments)  # a mistake is told before data is read
+    arguments = adapter_arguments(adapter, stream.arguments)
     device = single_device(accelerator)
+    algorithm.to(device)
+    make_adapter(adapter, algorithm, arguments)  # a mistake is told before data is read
+    if algorithm.target_images and not plainly:
+        raise UserError(
+            f"{info.algorithm} needs {algorithm.target_images} images of each domain before it "
+            "predicts any: it has no stream. Score it without --adapter and --stream."
+        )
     config, data, opened = open_scored(
         folder,
         algorithm,
@@ -62,18 +70,19 @@ def evaluate_run(
         machine or read_machine(folder),
         device,
         dataset=dataset,
-        needs_images=ADAPTERS[adapter].needs_images,
+        needs_images=not plainly,  # so that a stream's time is that of all who have one
         skip_bad_images=skip_bad_images,
         progress=progress,
         say=say,
     )
     parts = [(role, part) for role, part, _ in opened]
-    model = make_adapter(adapter, algorithm, stream.arguments).to(device).eval()
+    model = make_adapter(adapter, algorithm, arguments).eval()
     if plainly:
         scored = _plainly(model, parts, device, progress)
     else:
         targets = [stream.of(part) for role, part in parts if role == "target"]
         scored = _as_a_stream(model, targets, stream, device, progress)
+    came = stream.model_copy(update={"arguments": arguments}).model_dump()
     facts = {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts
     records = [
         Record(
@@ -90,7 +99,7 @@ def evaluate_run(
             config=portable(config),
             versions=read_json(folder / VERSIONS),
             data=facts,
-            stream=_seen(algorithm) if plainly else stream.model_dump(),
+            stream=_seen(algorithm) if plainly else came,
             machine=machine_kind(device),
             time={
                 "seconds": round(seconds, 3),

@@ -66,7 +66,9 @@ def open_scored(
         backbone = algorithm.backbone
         assert isinstance(backbone, Backbone)
         store = feature_store(config, machine, backbone, device, progress)
-        algorithm.backbone = ReadyFeatures(backbone.embedding_dim, backbone.style_dim)
+        algorithm.backbone = ReadyFeatures(
+            backbone.embedding_dim, backbone.style_dim, len(backbone.readings)
+        ).eval()
     return Opened(config, data, _scored_parts(data, config, folder, store, progress, say))
 
 

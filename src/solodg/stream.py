@@ -42,28 +42,31 @@ class Stream(BaseModel):
         return part.subset(np.sort(generator.permutation(len(part))[: self.images]))
 
 
-def make_adapter(name: str, algorithm: Algorithm, arguments: dict[str, Any]) -> Adapter:
-    """By name, its arguments checked."""
+def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those given, checked, and the adapter's defaults for the rest."""
     if name not in ADAPTERS:
         raise unknown("adapter", name, ADAPTERS)
-    kind = ADAPTERS[name]
-    known = set(inspect.signature(kind).parameters) - {"algorithm"}
-    hints = get_type_hints(kind.__init__)
-    values = {}
+    parameters = inspect.signature(ADAPTERS[name]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.name != "algorithm"}
+    hints = get_type_hints(ADAPTERS[name].__init__, include_extras=True)
+    values = dict(defaults)
     for argument, value in arguments.items():
-        if argument not in known:
-            if not known:
+        if argument not in defaults:
+            if not defaults:
                 raise UserError(f"adapter {name} takes no {argument!r}, nor any other argument.")
-            raise unknown(f"argument of {name}", argument, known)
+            raise unknown(f"argument of {name}", argument, defaults)
         try:
             values[argument] = TypeAdapter(hints[argument]).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
             raise UserError(f"{name}: {argument}={value}: {reason}.") from error
-    try:
-        return kind(algorithm, **values)
-    except ValueError as error:
-        raise UserError(f"adapter {name}: {error}.") from error
+    return values
+
+
+def make_adapter(name: str, algorithm: Algorithm, arguments: dict[str, Any]) -> Adapter:
+    """By name, its arguments checked."""
+    values = adapter_arguments(name, arguments)
+    return ADAPTERS[name](algorithm, **values)
 
 
 @torch.inference_mode()

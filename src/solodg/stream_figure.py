@@ -34,19 +34,25 @@ def stream_points(plan: Plan, results: Results) -> list[Point]:
 
 
 def draw_streams(plan: Plan, results: Results, folder: Path) -> list[Path]:
-    """`PLAN-accuracy.png` (mean and per target) and `PLAN-time.png`; none without curves."""
+    """`PLAN-accuracy.png` and `PLAN-time.png`; none without curves. A column per stream; of
+    accuracy a line of panels for the mean and for each target."""
     points = stream_points(plan, results)
     if not points:
         return []
     domains = [name for targets in plan.target_sets() for name in targets]
     streams = sorted({point.domains for point in points}, reverse=True)
-    panels = {f"{stream} stream": accuracy_curves(plan, points, stream) for stream in streams}
-    for name in domains:
-        panels[f"unseen {name}, {streams[0]}"] = accuracy_curves(plan, points, streams[0], name)
+    panels = [
+        [
+            (f"{'mean' if name is None else f'unseen {name}'}, {stream} stream",
+             accuracy_curves(plan, points, stream, name))
+            for stream in streams
+        ]
+        for name in (None, *domains)
+    ]  # fmt: skip
     accuracy, time = folder / f"{plan.name}-accuracy.png", folder / f"{plan.name}-time.png"
     batch_size_curves(panels, accuracy, ylabel="accuracy, %", log=False)
-    times = {f"{stream} stream": time_curves(points, stream) for stream in streams}
-    batch_size_curves(times, time, ylabel="milliseconds per test image", log=True)
+    times = [(f"{stream} stream", time_curves(points, stream)) for stream in streams]
+    batch_size_curves([times], time, ylabel="milliseconds per test image", log=True)
     return [accuracy, time]
 
 

@@ -1,6 +1,6 @@
 """What a test-time method is: a module around a trained algorithm, images to logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -13,11 +13,12 @@ from solodg.algorithms import Algorithm
 class Adapter(nn.Module):
     """Wraps a trained algorithm; `reset` restores it bit for bit.
 
-    Arguments besides the algorithm are the method's own, with its authors' defaults.
+    Arguments besides the algorithm are the method's own, with its authors' defaults; their types
+    say what is allowed. Outside a call the algorithm is as it was, but for what was learned.
     """
 
     single_sample: ClassVar[bool]  # True: row i of a batch equals image i alone
-    needs_images: ClassVar[bool] = True  # False: features of a frozen backbone will do
+    trained_by: ClassVar[str | None] = None  # the one algorithm whose models it can adapt
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
@@ -48,10 +49,19 @@ class Memory:
 
 
 @contextmanager
-def learning() -> Iterator[None]:
-    """Gradients, although evaluation around it has none."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+def learning(model: nn.Module, weights: Iterable[Tensor]) -> Iterator[None]:
+    """Gradients of these weights and no others, although evaluation around it has none."""
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    chosen = {id(weight) for weight in weights}
+    for parameter, _ in before:
+        parameter.requires_grad_(id(parameter) in chosen)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for parameter, needed in before:
+            parameter.requires_grad_(needed)
+            parameter.grad = None
 
 
 def entropy(logits: Tensor) -> Tensor:

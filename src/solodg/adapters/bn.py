@@ -22,10 +22,14 @@ class BatchStatistics(Adapter):
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
         self.norms = batch_norms(algorithm)
+        self.memory = Memory(stored_statistics(self.norms))
 
     def forward(self, x: Tensor) -> Tensor:
         with batch_statistics(self.norms):
-            return twin_of_one(self.algorithm, x)
+            return logits_of_batch(self.algorithm, x)
+
+    def reset(self) -> None:
+        self.memory.restore()
 
 
 def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
@@ -38,10 +42,15 @@ def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
     return found
 
 
+def stored_statistics(norms: list[BatchNorm]) -> list[Tensor]:
+    """What a batch with a number that is none would spoil, whatever the momentum."""
+    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
 @contextmanager
 def batch_statistics(norms: list[BatchNorm]) -> Iterator[None]:
     """Normalise by the batch, and leave the stored statistics as they are."""
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm.momentum, norm.training) for norm in norms]
     counters = Memory([n.num_batches_tracked for n in norms if n.num_batches_tracked is not None])
     for norm in norms:
         norm.momentum = 0.0
@@ -50,12 +59,18 @@ def batch_statistics(norms: list[BatchNorm]) -> Iterator[None]:
         yield
     finally:
         counters.restore()
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.eval()
+        for norm, (momentum, training) in zip(norms, before, strict=True):
             norm.momentum = momentum
+            norm.train(training)
 
 
-def twin_of_one(model: nn.Module, x: Tensor) -> Tensor:
-    """A single image goes in twice: the same statistics, and torch accepts maps of one pixel."""
-    logits: Tensor = model(torch.cat([x, x]))[:1] if len(x) == 1 else model(x)
+def logits_of_batch(algorithm: Algorithm, x: Tensor) -> Tensor:
+    """Of a single image too; where its maps shrink to one pixel, which torch refuses to normalise
+    by itself, it goes in twice: the same statistics."""
+    try:
+        logits: Tensor = algorithm(x)
+    except ValueError as error:
+        if len(x) > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        logits = algorithm(torch.cat([x, x]))[:1]
     return logits

@@ -1,14 +1,17 @@
 """MEMO: one image, many augmented copies, one step (Zhang, Levine and Finn, NeurIPS 2022).
 
-The whole network takes a step down the entropy of the mean prediction over augmented copies of the
-one image, then predicts it, and is put back. The authors' AugMix needs image operations of its own;
-here a copy is a random crop of 0.7 to 1 of the area, enlarged; all images get the same crops.
+Every weight that the prediction reads takes a step down the entropy of the mean prediction over
+augmented copies of the one image; then the image is predicted, and all is put back. (`solo`
+predicts from what it wrote of the sources, so the weights that wrote it stay.) The authors' AugMix
+needs image operations of its own; here a copy is a random crop of 0.7 to 1 of the area, enlarged;
+all images get the same crops.
 """
 
 import math
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,21 +25,22 @@ class Memo(Adapter):
     single_sample: ClassVar[bool] = True
 
     def __init__(
-        self, algorithm: Algorithm, *, copies: int = 32, learning_rate: float = 2.5e-4
+        self,
+        algorithm: Algorithm,
+        *,
+        copies: PositiveInt = 32,
+        learning_rate: PositiveFloat = 2.5e-4,
     ) -> None:
         super().__init__(algorithm)
-        if copies < 1:
-            raise ValueError(f"copies must be at least 1, not {copies}")
         self.copies, self.learning_rate = copies, learning_rate
         self.weights = [p for p in algorithm.parameters() if p.is_floating_point()]
-        algorithm.requires_grad_(True)
         self.memory = Memory(list(self.weights))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self._one(image[None]) for image in x])
 
     def _one(self, image: Tensor) -> Tensor:
-        with learning():
+        with learning(self.algorithm, self.weights):
             image = image.clone()
             log_p = self.algorithm(random_crops(image, self.copies)).log_softmax(1)
             mean = log_p.logsumexp(0) - math.log(self.copies)

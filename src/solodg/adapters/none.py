@@ -11,7 +11,6 @@ class NoAdapter(Adapter):
     """Plain prediction, with the algorithm's own probabilities."""
 
     single_sample: ClassVar[bool] = True
-    needs_images: ClassVar[bool] = False
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.algorithm(x)

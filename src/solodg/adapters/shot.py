@@ -3,12 +3,14 @@
 The classifier stays; the backbone is trained on test batches to be sure of each image and varied
 over the batch (information maximisation), and to agree with pseudo-labels from the nearest of the
 batch's class centres. The authors go over the whole target set for many epochs; here, as the stream
-comes, once. BatchNorm keeps its stored statistics.
+comes, once. BatchNorm keeps its stored statistics. A single image has no variety, and all centres
+are one: it teaches nothing.
 """
 
 from typing import ClassVar
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,36 +27,31 @@ class Shot(Adapter):
         self,
         algorithm: Algorithm,
         *,
-        steps: int = 1,
-        learning_rate: float = 1e-4,
-        pseudo_weight: float = 0.3,
+        steps: PositiveInt = 1,
+        learning_rate: PositiveFloat = 1e-4,
+        pseudo_weight: NonNegativeFloat = 0.3,
     ) -> None:
         super().__init__(algorithm)
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, not {steps}")
         self.steps, self.learning_rate, self.pseudo_weight = steps, learning_rate, pseudo_weight
-        algorithm.requires_grad_(False)
         self.weights = list(algorithm.backbone.parameters())
-        for weight in self.weights:
-            weight.requires_grad_(True)
         self.memory = Memory(list(self.weights))
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        # A backbone of stored features has nothing to train: then this is plain prediction.
-        return torch.optim.SGD(self.weights or [torch.zeros(1)], self.learning_rate, momentum=0.9)
+        return torch.optim.SGD(self.weights, self.learning_rate, momentum=0.9)
 
     def forward(self, x: Tensor) -> Tensor:
-        with learning():
+        with learning(self.algorithm, self.weights):
             x = x.clone()
-            for _ in range(self.steps if self.weights else 0):
-                loss = self._loss(self.algorithm(x), self.algorithm.embed(x).detach())
+            for _ in range(self.steps if len(x) > 1 else 0):
+                z, logits = self.algorithm.embed_and_classify(x)
+                loss = self._loss(logits, z.detach())
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
         with torch.no_grad():
-            logits: Tensor = self.algorithm(x)
-        return logits
+            answer: Tensor = self.algorithm(x)
+        return answer
 
     def _loss(self, logits: Tensor, z: Tensor) -> Tensor:
         p = logits.softmax(1)

@@ -8,6 +8,7 @@ direction. No gradients. Online: supports stay until `reset`.
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,21 +20,19 @@ class T3A(Adapter):
     """`keep` supports per class."""
 
     single_sample: ClassVar[bool] = False
-    needs_images: ClassVar[bool] = False
 
-    def __init__(self, algorithm: Algorithm, *, keep: int = 100) -> None:
+    def __init__(self, algorithm: Algorithm, *, keep: PositiveInt = 100) -> None:
         super().__init__(algorithm)
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
         self.keep = keep
         self.supports: Tensor  # (N, D)
         self.classes: Tensor  # (N,) what each is taken for
         self.entropies: Tensor  # (N,)
         self.reset()
 
+    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        z = self.algorithm.embed(x)
-        self._learn(z, self.algorithm(x))
+        z, logits = self.algorithm.embed_and_classify(x)
+        self._learn(z, logits)
         directions = F.normalize(F.normalize(self.supports, dim=1).T @ self._one_hot(), dim=0)
         return z @ directions
 
@@ -50,9 +49,10 @@ class T3A(Adapter):
     def _one_hot(self) -> Tensor:
         return F.one_hot(self.classes, self.algorithm.num_classes).to(self.supports.dtype)
 
+    @torch.no_grad()
     def reset(self) -> None:
         rows, bias = self.algorithm.linear_classifier()
         logits = rows @ rows.T + bias
-        self.supports = rows.detach().clone()
-        self.classes = logits.argmax(1).detach()
-        self.entropies = entropy(logits).detach()
+        self.supports = rows.clone()
+        self.classes = logits.argmax(1)
+        self.entropies = entropy(logits)

@@ -8,10 +8,16 @@ was learned stays until `reset`.
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from solodg.adapters.base import Adapter, Memory, entropy, learning
-from solodg.adapters.bn import batch_norms, batch_statistics, twin_of_one
+from solodg.adapters.bn import (
+    batch_norms,
+    batch_statistics,
+    logits_of_batch,
+    stored_statistics,
+)
 from solodg.algorithms import Algorithm
 
 
@@ -21,30 +27,25 @@ class Tent(Adapter):
     single_sample: ClassVar[bool] = False
 
     def __init__(
-        self, algorithm: Algorithm, *, steps: int = 1, learning_rate: float = 1e-3
+        self, algorithm: Algorithm, *, steps: PositiveInt = 1, learning_rate: PositiveFloat = 1e-3
     ) -> None:
         super().__init__(algorithm)
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, not {steps}")
         self.steps, self.learning_rate = steps, learning_rate
         self.norms = batch_norms(algorithm)
-        algorithm.requires_grad_(False)
         self.affine: list[nn.Parameter] = [
             p for norm in self.norms for p in norm.parameters(recurse=False)
         ]
-        for parameter in self.affine:
-            parameter.requires_grad_(True)
-        self.memory = Memory(list(self.affine))
+        self.memory = Memory([*self.affine, *stored_statistics(self.norms)])
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.affine, lr=self.learning_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        with learning(), batch_statistics(self.norms):
+        with learning(self.algorithm, self.affine), batch_statistics(self.norms):
             x = x.clone()  # a tensor of inference mode cannot be learned from
             for _ in range(self.steps):
-                logits = twin_of_one(self.algorithm, x)
+                logits = logits_of_batch(self.algorithm, x)
                 self.optimizer.zero_grad()
                 entropy(logits).mean().backward()
                 self.optimizer.step()

@@ -7,6 +7,7 @@ that the algorithm `ttt` has; then the image is classified, and all is put back.
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from solodg.adapters.base import Adapter, Memory, learning
@@ -19,15 +20,15 @@ class TestTimeTraining(Adapter):
     """For models trained by the algorithm `ttt`."""
 
     single_sample: ClassVar[bool] = True
+    trained_by: ClassVar[str | None] = "ttt"
 
     def __init__(
-        self, algorithm: Algorithm, *, steps: int = 10, learning_rate: float = 1e-3
+        self, algorithm: Algorithm, *, steps: PositiveInt = 10, learning_rate: PositiveFloat = 1e-3
     ) -> None:
         super().__init__(algorithm)
         if not isinstance(algorithm, TTT):
             raise UserError("the adapter ttt needs a model trained with --algorithm ttt.")
         self.steps, self.learning_rate = steps, learning_rate
-        algorithm.requires_grad_(True)
         self.weights = [*algorithm.backbone.parameters(), *algorithm.rotation.parameters()]
         self.memory = Memory(list(self.weights))
 
@@ -37,7 +38,7 @@ class TestTimeTraining(Adapter):
     def _one(self, image: Tensor) -> Tensor:
         algorithm = self.algorithm
         assert isinstance(algorithm, TTT)
-        with learning():
+        with learning(algorithm, self.weights):
             turns = torch.arange(4, device=image.device)
             copies = turned(image.clone().expand(4, -1, -1, -1), turns)
             optimizer = torch.optim.SGD(self.weights, lr=self.learning_rate)

@@ -74,6 +74,10 @@ class Algorithm(nn.Module):
         """(B, ...) images -> (B, C) logits."""
         raise NotImplementedError
 
+    def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`embed` and `forward`; after one pass through the backbone, where a method can."""
+        return self.embed(x), self(x)
+
     def linear_classifier(self) -> tuple[Tensor, Tensor | float]:
         """Rows (C, D) and bias of a classifier on `embed`, where a method has one for all."""
         raise UserError(

@@ -24,5 +24,9 @@ class ERM(Algorithm):
         logits: Tensor = self.classifier(self.embed(x))
         return logits
 
+    def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.embed(x)
+        return z, self.classifier(z)
+
     def linear_classifier(self) -> tuple[Tensor, Tensor]:
         return self.classifier.weight, self.classifier.bias

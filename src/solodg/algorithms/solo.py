@@ -330,6 +330,10 @@ class Solo(Algorithm):
             logits = self._test_logits(self._test_hidden(features.style), z)
         return logits.masked_fill(self.absent, -math.inf)
 
+    def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        observed = self.observe(x)
+        return self.conditioned(observed).embedding, self.logits(observed)
+
     def probabilities(self, x: Tensor) -> Tensor:
         """Softmax averaged over classifiers sampled from the posterior."""
         return self._softmax_samples(self._test_moments(self._read(x))).mean(1)

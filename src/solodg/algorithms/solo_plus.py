@@ -11,7 +11,8 @@ there, which fails on an unseen domain (docs/recipe.md). What differs from `solo
     swap     in training an image is classified with the code of another image of its domain; at
              test with its own
     FiLM     the code also scales and shifts the embedding, starting at the identity
-    norm     the backbone's BatchNorm takes a share of the image's own statistics (image_norm.py)
+    norm     the backbone's BatchNorm takes a share of the image's own statistics; with pretrained
+             weights, three shares, whose readings are averaged (image_norm.py)
     frame    the image also writes the frame in which it is read (frame.py); for backbones that are
              trained from random weights
 
@@ -40,7 +41,7 @@ class SoloPlus(Solo):
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": True}},
-        "pretrained": {"image_norm": 300.0},
+        "pretrained": {"image_norm": (0.0, 3000.0, 300.0)},
     }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
+from solodg.errors import UserError
 from solodg.types import Episode
 
 
@@ -20,6 +21,11 @@ class TTT(ERM):
         self, backbone: nn.Module, *, num_classes: int, rotation_weight: float = 1.0
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
+        if not hasattr(backbone, "channels"):
+            raise UserError(
+                "ttt turns images: it cannot work on stored features of a frozen backbone. Train "
+                "without --freeze-backbone."
+            )
         self.rotation_weight = rotation_weight
         self.rotation = nn.Linear(int(backbone.embedding_dim), 4)  # type: ignore[arg-type]
 
@@ -40,8 +46,6 @@ class TTT(ERM):
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
     """Each image by its number of quarter turns."""
-    if x.ndim != 4:
-        raise ValueError("ttt turns images: it cannot work on stored features of a frozen backbone")
     result = x.clone()
     for quarter in (1, 2, 3):
         chosen = turns == quarter

@@ -130,8 +130,12 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     results = read_results(file)
     grid = plan_table(plan, results)
     folder = output / "tables"
-    for suffix, text in (("md", grid.markdown()), ("tex", grid.latex()), ("csv", grid.csv())):
-        write_atomically(folder / f"{plan.name}.{suffix}", text.encode())
+    by_stream = stream_table(plan, results)
+    for table, name in ((grid, plan.name), (by_stream, f"{plan.name}-streams")):
+        if table is not None:
+            write_atomically(folder / f"{name}.md", table.markdown().encode())
+            write_atomically(folder / f"{name}.tex", table.latex().encode())
+            write_atomically(folder / f"{name}.csv", table.csv().encode())
     own = [record.model_dump() for record in records_of(plan, results)]
     write_lines(folder / f"{plan.name}.jsonl", own)
     points = plan_points(plan, results)
@@ -139,8 +143,10 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
         plan_figure(plan.title, POINTS_LABEL, points, folder / f"{plan.name}.png")
     streams = draw_streams(plan, results, folder)
     page = write_plan_page(plan, results, output, streams)
-    out.print((stream_table(plan, results) or grid).rich())
+    out.print((by_stream or grid).rich())
     out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
+    if by_stream is not None:
+        out.print(f"By batch size and stream: {folder / plan.name}-streams.md, .tex, .csv")
     out.print(f"Page: {page}")
     out.print(f"All records: {file}")
 
@@ -177,6 +183,10 @@ def _show(plan: Any, machine: Any, output: Path) -> None:
     out.print(
         f"{todo} of {len(cells)} cells to do, about {duration(sum(left.values()))} on this machine."
     )
+    if any(cell.adapter != "none" and cell.key not in results.done for cell in cells):
+        out.print(
+            "Adapting at test time is not in this: a step costs about as much as in training."
+        )
 
 
 def _verify(where: str, machine: Any, weights: Path | None, dataset: str | None) -> None:

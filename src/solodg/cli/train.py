@@ -84,10 +84,11 @@ def train(
         ),
     ] = None,
     image_norm: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             help="Mix the image's own statistics into every BatchNorm; the source's count as this "
-            "many pixels, e.g. 300; 0: do not.  [dim]default: as the algorithm wants it[/dim]",
+            "many pixels, e.g. 300; 0: do not. Several, e.g. 0,3000,300, are as many readings of "
+            "an image, whose features are averaged.  [dim]default: as the algorithm wants it[/dim]",
         ),
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
