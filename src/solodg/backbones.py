@@ -152,8 +152,13 @@ class Backbone(nn.Module):
                 norm.readings = before
 
     def last_map(self, x: Tensor) -> Tensor:
-        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map."""
-        last: Tensor = self.net.last_map(self._normalise(x))
+        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map.
+
+        Of several readings, of one at random.
+        """
+        drawn = torch.randint(len(self.readings), (len(x),), device=x.device)
+        with drawn_readings(self.net, drawn):
+            last: Tensor = self.net.last_map(self._normalise(x))
         return last
 
     def pool(self, last: Tensor) -> Tensor:
@@ -226,7 +231,7 @@ class Backbone(nn.Module):
         training = self.training
         self.eval()
         shape = (1, self.channels, self.image_size, self.image_size)
-        stages: Stages = self.net(self._normalise(torch.zeros(shape, device=self.mean.device)))
+        stages: Stages = self.net(self._prepared(torch.zeros(shape, device=self.mean.device)))
         self.train(training)
         return stages
 

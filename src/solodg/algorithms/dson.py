@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import Algorithm
 from solodg.errors import UserError
+from solodg.image_norm import image_norms
 from solodg.types import Episode
 
 _domain_of_images: ContextVar[Tensor] = ContextVar("domain of each image")  # (B,), by thread
@@ -147,6 +148,10 @@ def normalised_by_domain(backbone: nn.Module, num_domains: int) -> nn.Module:
         raise UserError(
             "dson works on BatchNorm, and the backbone has none (or is frozen and runs on stored "
             "features). Try a backbone with BatchNorm, e.g. resnet18, without --freeze-backbone."
+        )
+    if image_norms(backbone):
+        raise UserError(
+            "dson mixes the statistics of domain and image itself: it takes no --image-norm."
         )
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")
