@@ -41,9 +41,15 @@ class StopsAt:
         yield advance
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, name: str) -> None:
+TRICKS = {"weight_average": 0.9, "decay": "cosine", "label_smoothing": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in ALGORITHMS), ("erm", TRICKS)]
+)
+def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, name: str, options) -> None:
     config = RunConfig(
+        **options,
         dataset="toy",
         targets=("sky",),
         backbone="small_cnn",

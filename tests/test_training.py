@@ -48,15 +48,8 @@ def assert_equal_weights(a: Path, b: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-TRICKS = ["--weight-average", "0.9", "--decay", "cosine", "--label-smoothing", "0.1"]
-
-
-@pytest.mark.parametrize(("algorithm", "options"), [("solo", []), ("erm", TRICKS)])
-def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(
-    tmp_path: Path, algorithm, options
-) -> None:
-    command = [*TRAIN, "--algorithm", algorithm, "--steps", "120", "--validate-every", "15"]
-    command += options
+def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    command = [*TRAIN, "--algorithm", "solo", "--steps", "120", "--validate-every", "15"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(solodg(*command, "--output", whole))
     killed = 0
