@@ -47,6 +47,11 @@ class Estimate(NamedTuple):
     def high(self) -> float:
         return self.mean + (self.half or 0.0)
 
+    def text(self, digits: int = 1) -> str:
+        """`70.2 ± 2.6`"""
+        text = f"{self.mean:.{digits}f}"
+        return text if self.half is None else f"{text} ± {self.half:.{digits}f}"
+
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     if not values:
@@ -198,10 +203,7 @@ def _columns(plan: Plan, by_row: dict[str, list[list[Record]]]) -> list[Column]:
 def _entry(value: Estimate | None, column: Column, best: bool, seeds: int) -> Entry:
     if value is None:
         return Entry("-")
-    digits = 1 if column.percent else 3
-    text = f"{value.mean:.{digits}f}"
-    if value.half is not None:
-        text += f" ± {value.half:.{digits}f}"
+    text = value.text(1 if column.percent else 3)
     return Entry(text if value.n == seeds else f"{text} (n = {value.n})", best)
 
 

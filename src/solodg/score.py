@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,32 +83,21 @@ def evaluate_run(
         targets = [stream.of(part) for role, part in parts if role == "target"]
         scored = _as_a_stream(model, targets, stream, device, progress)
     came = stream.model_copy(update={"arguments": arguments}).model_dump()
-    facts = {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts
-    records = [
-        Record(
-            dataset=data.name,
-            algorithm=config.algorithm,
-            variant=config.variant,
-            adapter=adapter,
-            target=list(config.targets),
-            domain=part.domain_names[int(part.domains[0])],
-            role=role,
-            seed=config.seed,
-            protocol=protocol(data, config),
-            metrics=metrics(result),
-            config=portable(config),
-            versions=read_json(folder / VERSIONS),
-            data=facts,
-            stream=_seen(algorithm) if plainly else came,
-            machine=machine_kind(device),
-            time={
-                "seconds": round(seconds, 3),
-                **_training_time(folder),
-                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            },
-        )
-        for role, part, result, seconds in scored
-    ]
+    common = {
+        "dataset": data.name,
+        "algorithm": config.algorithm,
+        "variant": config.variant,
+        "adapter": adapter,
+        "target": list(config.targets),
+        "seed": config.seed,
+        "protocol": protocol(data, config),
+        "config": portable(config),
+        "versions": read_json(folder / VERSIONS),
+        "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
+        "stream": _seen(algorithm) if plainly else came,
+        "machine": machine_kind(device),
+    }
+    records = [_record(one, common, folder) for one in scored]
     append_lines(folder / RESULTS, [record.model_dump() for record in records])
     return records
 
@@ -122,6 +111,20 @@ class _Scored(NamedTuple):
     part: LabelledImages
     result: Predictions
     seconds: float
+
+
+def _record(one: _Scored, common: dict[str, Any], folder: Path) -> Record:
+    return Record(
+        **common,
+        domain=one.part.domain_names[int(one.part.domains[0])],
+        role=one.role,
+        metrics=metrics(one.result),
+        time={
+            "seconds": round(one.seconds, 3),
+            **_training_time(folder),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+    )
 
 
 def _plainly(

@@ -82,7 +82,9 @@ def stream_table(plan: Plan, results: Results) -> Grid | None:
     rows = []
     for (curve, stream), found in lines.items():
         accuracy = [
-            _text(column_estimate(column, found[size].runs, plan) if size in found else None)
+            value.text()
+            if size in found and (value := column_estimate(column, found[size].runs, plan))
+            else "-"
             for size in sizes
         ]
         times = [
@@ -97,12 +99,6 @@ def stream_table(plan: Plan, results: Results) -> Grid | None:
     ]
     remark = "accuracy in % on unseen domains, mean over seeds ± half of the 95% interval"
     return Grid(plan.title, header, rows, [*plan.notes, remark])
-
-
-def _text(value: Estimate | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value.mean:.1f}" + ("" if value.half is None else f" ± {value.half:.1f}")
 
 
 def _milliseconds(point: Point) -> Estimate:

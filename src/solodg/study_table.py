@@ -45,9 +45,5 @@ def study_table(question: str, answers: Sequence[Answer]) -> Table:
     for whose in rows[MEAN]:
         table.add_column(whose, justify="right")
     for name, found in rows.items():
-        table.add_row(name, *(_text(found[whose]) for whose in rows[MEAN]))
+        table.add_row(name, *(found[whose].text() for whose in rows[MEAN]))
     return table
-
-
-def _text(value: Estimate) -> str:
-    return f"{value.mean:.1f}" + ("" if value.half is None else f" ± {value.half:.1f}")

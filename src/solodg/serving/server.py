@@ -70,9 +70,11 @@ class _Server(uvicorn.Server):
 
 
 def _warm_up(predictor: ImagePredictor, images: int) -> None:
-    """The largest batch first: no later one needs more memory, and the first client no patience."""
-    size = predictor.info.image_size
-    predictor.compute(np.zeros((images, predictor.info.channels, size, size), np.uint8))
+    """Every size of batch once, the largest first and last: no later one needs more memory, and the
+    first client no patience."""
+    channels, size = predictor.info.channels, predictor.info.image_size
+    for count in (*range(images, 0, -1), images):
+        predictor.compute(np.zeros((count, channels, size, size), np.uint8))
 
 
 def read_token(path: Path | None, environment: str | None) -> str | None:
