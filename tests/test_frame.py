@@ -1,10 +1,12 @@
 """The frame that an image writes for itself."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from solodg.algorithms.frame import Frame, resampled
+from solodg.algorithms.frame import Frame, composed, disagreement, posed, resampled
 
 
 @pytest.mark.parametrize("size", [28, 32, 48])
@@ -46,8 +48,102 @@ def test_it_learns_to_undo_a_turn() -> None:
 def test_each_image_has_its_own_frame() -> None:
     torch.manual_seed(0)
     frame = Frame(1)
-    torch.nn.init.normal_(frame.write.weight, std=0.1)
+    torch.nn.init.normal_(frame.pose.weight, std=0.1)
     x = torch.rand(3, 1, 32, 32)
     torch.testing.assert_close(frame(x)[1:2], frame(x[1:2]))
     maps = frame.maps(x)
     assert not torch.allclose(maps[0], maps[1])
+
+
+def test_a_pose_is_a_turn_of_something_stretched() -> None:
+    angle, stretch = torch.tensor([0.7]), torch.tensor([[0.1, -0.05, 0.02]])
+    map_ = posed(angle, stretch, torch.tensor([[0.3, -0.2]]))[0]
+    left, sizes, right = torch.linalg.svd(map_[:, :2])
+    turn = left @ right  # the turn of the polar decomposition
+    assert math.atan2(turn[1, 0], turn[0, 0]) == pytest.approx(0.7, abs=1e-6)
+    expected = torch.linalg.eigvalsh(torch.tensor([[1.05, 0.02], [0.02, 1.15]]))
+    torch.testing.assert_close(sizes.sort().values, expected)
+    torch.testing.assert_close(map_[:, 2], torch.tensor([0.3, -0.2]))
+
+
+def test_no_image_can_be_made_too_small_to_disagree() -> None:
+    torch.manual_seed(0)
+    frame = Frame(1, looks=2)
+    torch.nn.init.normal_(frame.pose.weight, std=100.0)
+    areas = torch.linalg.det(frame.maps(torch.rand(50, 1, 32, 32))[:, :, :2])
+    assert areas.min() > 0.4
+    assert areas.max() < 2.1
+
+
+def test_composed_maps_send_points_where_both_do() -> None:
+    first, then = torch.randn(2, 5, 2, 3, dtype=torch.float64)
+    points = torch.randn(5, 2, 7, dtype=torch.float64)
+
+    def sent(maps: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+        return maps[:, :, :2] @ to + maps[:, :, 2:]
+
+    # What `then` reads at p is what `first` has there, which lies at first(then(p)).
+    torch.testing.assert_close(sent(composed(first, then), points), sent(first, sent(then, points)))
+
+
+def test_a_second_look_is_at_the_image_in_its_first_frame() -> None:
+    torch.manual_seed(0)
+    frame = Frame(1, looks=2)
+    torch.nn.init.normal_(frame.pose.weight, std=0.1)
+    x = torch.rand(3, 1, 32, 32)
+    once = Frame(1, looks=1)
+    once.load_state_dict(frame.state_dict())
+    first = once.maps(x)
+    expected = composed(first, once.maps(resampled(x, first)))
+    torch.testing.assert_close(frame.maps(x), expected)
+    assert not torch.allclose(frame.maps(x), first, atol=1e-3)
+
+
+def test_disagreement_is_the_share_between_domains() -> None:
+    torch.manual_seed(0)
+    y = torch.tensor([0, 0, 4, 4, 0, 4, 4, 2])
+    domain = torch.tensor([7, 7, 7, 7, 3, 3, 3, 3])  # class 2 is in one domain only
+    x = torch.rand(8, 2, 32, 32, dtype=torch.float64)
+    coarse = x.view(8, 2, 16, 2, 16, 2).mean((3, 5)).flatten(1)
+    cells = {}
+    for d in (3, 7):
+        for c in (0, 2, 4):
+            rows = [coarse[i] for i in range(8) if y[i] == c and domain[i] == d]
+            if rows:
+                cells[c, d] = sum(rows) / len(rows)
+    everything = sum(cells.values()) / len(cells)
+    within = whole = 0.0
+    for (c, _), mean in cells.items():
+        same = [m for (other, _), m in cells.items() if other == c]
+        within += float((mean - sum(same) / len(same)).square().sum())
+        whole += float((mean - everything).square().sum())
+    assert disagreement(x, y, domain).item() == pytest.approx(within / whole, rel=1e-9)
+
+
+def test_domains_that_lie_alike_do_not_disagree_and_blank_images_do_no_harm() -> None:
+    x = torch.rand(3, 1, 20, 20)
+    y, domain = torch.arange(3).repeat(2), torch.arange(2).repeat_interleave(3)
+    assert disagreement(torch.cat([x, x]), y, domain) < 1e-9
+    blank = torch.zeros(6, 1, 20, 20, requires_grad=True)
+    disagreement(blank, y, domain).backward()
+    assert torch.isfinite(blank.grad).all()
+
+
+def test_frames_learn_to_agree_without_labels_of_the_pose() -> None:
+    torch.manual_seed(0)
+    bars = torch.zeros(2, 1, 32, 32)
+    bars[0, :, 6:26, 13:19] = 1
+    bars[1, :, 4:12, 8:24] = 1
+    cosine, sine = 0.866, 0.5  # 30 degrees
+    turn = torch.tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]]).expand(2, 2, 3)
+    x = torch.cat([bars, resampled(bars, turn)])
+    y, domain = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
+    frame = Frame(1, looks=2)
+    optimizer = torch.optim.Adam(frame.parameters(), lr=1e-3)
+    before = disagreement(frame(x), y, domain).item()
+    for _ in range(100):
+        loss = disagreement(frame(x), y, domain)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3 * before

@@ -189,9 +189,11 @@ def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_ref
     assert resolved(pretrained=True).image_norm == (0, 3000, 300)
     assert resolved(backbone="alexnet").image_norm is None
     assert not resolve(resolved(image_norm=0)).image_norm  # also when asked twice
-    assert resolved().arguments == {"frame": True}
+    assert resolved().arguments == {"frame": 2}
     assert resolved(variant="no-frame").arguments == {}
-    assert resolved(arguments={"frame": False}).arguments == {"frame": False}
+    assert resolved(arguments={"frame": 0}).arguments == {"frame": 0}
+    with pytest.raises(UserError, match="frame=-1"):
+        resolved(arguments={"frame": -1})
     assert resolved(algorithm="erm").image_norm is None
     assert resolved(algorithm="erm").decay == "cosine"
-    assert resolved(algorithm="erm", pretrained=True).decay is None
+    assert resolved(algorithm="erm", pretrained=True).decay == "cosine"

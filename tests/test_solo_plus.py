@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from solodg.algorithms.frame import disagreement
 from solodg.algorithms.solo_plus import SoloPlus, prototype_loss, within_domain_shuffle
-from solodg.backbones import ReadyFeatures
+from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.types import Batch, Episode
 
 
@@ -98,3 +99,20 @@ def test_the_prior_writes_one_classifier_for_all() -> None:
         observed = algorithm.observe(shown.x)
         written = algorithm.amortiser(algorithm.source_centres).mean + algorithm.base.weight
         torch.testing.assert_close(algorithm.prior_logits(observed), observed.embedding @ written.T)
+
+
+def test_the_frame_learns_from_agreement_alone() -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=1, image_size=32)
+    algorithm = SoloPlus(backbone, num_classes=3, frame=2)
+    x, y, domain = torch.rand(36, 1, 32, 32), torch.arange(36) % 3, torch.arange(36) // 12
+    parts = [Batch(x[part], y[part], domain[part]) for part in (slice(24), slice(24, 36))]
+    terms = algorithm.losses(Episode(*parts, 6))
+    terms["loss"].backward()
+    found = algorithm.frame.pose.weight.grad.clone()
+    assert found.abs().max() > 0
+    algorithm.frame.zero_grad()
+    loss = disagreement(algorithm.frame(x), y, domain)
+    torch.testing.assert_close(terms["frame"], loss.detach())
+    loss.backward()
+    torch.testing.assert_close(found, algorithm.frame.pose.weight.grad)

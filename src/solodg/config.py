@@ -184,7 +184,7 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
         raise unknown(f"variant of {config.algorithm}", config.variant, kind.variants)
-    known = get_type_hints(kind.__init__)
+    known = get_type_hints(kind.__init__, include_extras=True)
     names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
     checked = {}
     for name, value in config.arguments.items():

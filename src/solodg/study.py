@@ -135,7 +135,7 @@ def frame_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accur
                 "same domain": written[name][torch.randperm(count, generator=generator)],
                 "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
                 "mean": known.mean(0).expand(count, 2, 3),
-                "none": algorithm.frame.identity.expand(count, 2, 3),
+                "none": torch.eye(2, 3, device=device).expand(count, 2, 3),
             }
             result[name] = {
                 kind: _framed_accuracy(algorithm, part, maps, device, advance)

@@ -1,9 +1,15 @@
 """The frame that an image writes for itself: where its pixels go before the backbone reads them.
 
-A small network looks at the image and writes an affine map, which starts at the identity; it learns
-from the losses of whatever reads the result (spatial transformers: Jaderberg et al., 2015). Domains
-that differ by the pose of what they show come closer to each other so, those not seen in training
-among them.
+A small network looks at the image and writes a pose, which starts at none (spatial transformers:
+Jaderberg et al., 2015): any turn, and a little stretch and shift. More of those would be a way out:
+all images agree when they are made too small to see. It may look again, with the same weights, at
+the image in the frame written so far, and add what is still amiss (Lin and Lucey, 2017): a pose
+that no source domain has is brought near to one that some have, and from there on as those are.
+
+It learns from `disagreement` alone: images of one class in different domains are to lie alike. So
+domains that differ by the pose of what they show come closer to each other, those not seen in
+training among them. What classifies the result has no say: it would rather know the training images
+as they are (docs/recipe.md).
 """
 
 import torch
@@ -11,14 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _LOOK = 32  # pixels a side that are enough to see a pose
-_REACH = 0.5  # of the entries of the map for each unit that the network writes
+_STRETCH = 0.1  # at most, in each of three ways, for a look
+_SHIFT = 0.1  # at most, of half a side, for a look
+_COARSE = 16  # pixels a side of the images whose means are compared
 
 
 class Frame(nn.Module):
-    """(B, C, H, W) -> the same, each image in its own frame."""
+    """(B, C, H, W) -> the same, each image in its own frame, which it writes in some looks."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, looks: int = 1) -> None:
         super().__init__()
+        self.looks = looks
         self.look = nn.Sequential(
             nn.Conv2d(channels, 16, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -30,19 +39,62 @@ class Frame(nn.Module):
             nn.Linear(32 * (_LOOK // 8) ** 2, 64),
             nn.ReLU(),
         )
-        self.write = nn.Linear(64, 6)
-        nn.init.zeros_(self.write.weight)
-        nn.init.zeros_(self.write.bias)
-        self.register_buffer("identity", torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-        self.identity: Tensor
+        self.pose = nn.Linear(64, 6)
+        nn.init.zeros_(self.pose.weight)
+        nn.init.zeros_(self.pose.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return resampled(x, self.maps(x))
 
     def maps(self, x: Tensor) -> Tensor:
         """The affine map of each image, (B, 2, 3), on coordinates in [-1, 1]."""
-        written: Tensor = self.write(self.look(_shrunk(x) - 0.5))
-        return self.identity + _REACH * written.view(-1, 2, 3)
+        small = _shrunk(x)
+        maps = self._written(small)
+        for _ in range(self.looks - 1):
+            maps = composed(maps, self._written(resampled(small, maps)))
+        return maps
+
+    def _written(self, small: Tensor) -> Tensor:
+        pose: Tensor = self.pose(self.look(small - 0.5))
+        return posed(pose[:, 0], _STRETCH * pose[:, 1:4].tanh(), _SHIFT * pose[:, 4:].tanh())
+
+
+def posed(angle: Tensor, stretch: Tensor, shift: Tensor) -> Tensor:
+    """(B,) radians, (B, 3) and (B, 2) -> (B, 2, 3) maps: a stretch, a turn, and a shift."""
+    cosine, sine = angle.cos(), angle.sin()
+    both, across, skew = stretch.unbind(1)
+    turns = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
+    stretches = torch.stack([1 + both + across, skew, skew, 1 + both - across], 1).view(-1, 2, 2)
+    return torch.cat([turns @ stretches, shift[:, :, None]], dim=2)
+
+
+def disagreement(x: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    """How much of what differs between images lies between domains, from 0 to 1, for (B, C, H, W).
+
+    Mean images of each class in each domain: the variance between domains within a class, as a
+    share of all their variance. Coarse pixels let images that lie far apart pull at each other.
+    """
+    pixels = F.adaptive_avg_pool2d(x, _COARSE).flatten(1)
+    _, number = domain.unique(return_inverse=True)
+    classes, label = y.unique(return_inverse=True)
+    pairs, pair = (number * len(classes) + label).unique(return_inverse=True)
+    means = _means(pixels, pair)  # of each class in each domain that shows it
+    of_class = pairs % len(classes)
+    within = (means - _means(means, of_class)[of_class]).square().sum()
+    whole = (means - means.mean(0)).square().sum()
+    return within / whole.clamp(min=1e-6)
+
+
+def _means(rows: Tensor, group: Tensor) -> Tensor:
+    """(N, D) rows -> (groups, D)."""
+    members = F.one_hot(group).to(rows.dtype)  # (N, groups)
+    return members.T @ rows / members.sum(0)[:, None]
+
+
+def composed(first: Tensor, then: Tensor) -> Tensor:
+    """(B, 2, 3) maps: reading by `first`, and what that gives by `then`, in one map."""
+    turn = first[:, :, :2]
+    return torch.cat([turn @ then[:, :, :2], turn @ then[:, :, 2:] + first[:, :, 2:]], dim=2)
 
 
 def _shrunk(x: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ there, which fails on an unseen domain (docs/recipe.md). What differs from `solo
     FiLM     the code also scales and shifts the embedding, starting at the identity
     norm     the backbone's BatchNorm takes a share of the image's own statistics; with pretrained
              weights, three shares, whose readings are averaged (image_norm.py)
-    frame    the image also writes the frame in which it is read (frame.py); for backbones that are
-             trained from random weights
+    frame    the image also writes the frame in which it is read, in two looks, and images of one
+             class are asked to lie alike in all domains (frame.py); for backbones that are trained
+             from random weights
 
 All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`.
 """
@@ -22,10 +23,11 @@ All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in 
 from typing import Any, ClassVar
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.frame import Frame, resampled
+from solodg.algorithms.frame import Frame, disagreement, resampled
 from solodg.algorithms.solo import Solo
 from solodg.errors import UserError
 from solodg.types import Batch, Features
@@ -36,19 +38,20 @@ class SoloPlus(Solo):
 
     code_dim        numbers of the style code; `domain_weight` that of its domain supervision
     swap, film      in training another image's code of the domain; the code's FiLM
-    frame           the image writes its frame; off on stored features, which have no pixels
+    frame           looks that an image takes to write its frame; 0: none, as on stored features,
+                    which have no pixels
     """
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
-        "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": True}},
-        "pretrained": {"image_norm": (0.0, 3000.0, 300.0)},
+        "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": 2}},
+        "pretrained": Solo.recipes["pretrained"] | {"image_norm": (0.0, 3000.0, 300.0)},
     }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         "no-swap": {"swap": False},
         "no-film": {"film": False},
         "no-domain-supervision": {"domain_weight": 0.0},
-        "no-frame": {"frame": False},
+        "no-frame": {"frame": 0},
     }
 
     def __init__(
@@ -60,7 +63,7 @@ class SoloPlus(Solo):
         domain_weight: float = 0.3,
         swap: bool = True,
         film: bool = True,
-        frame: bool = False,
+        frame: NonNegativeInt = 0,
         source_samples: int = 4,
         prior_weight: float = 1.0,
         kl_weight: float = 1e-4,
@@ -74,7 +77,7 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
-        self.frame = Frame(_channels(backbone)) if frame else None
+        self.frame = Frame(_channels(backbone), frame) if frame else None
         width = int(backbone.style_dim)  # type: ignore[arg-type]
         self.standardise = nn.BatchNorm1d(width, affine=False)
         self.encode = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, code_dim))
@@ -90,13 +93,21 @@ class SoloPlus(Solo):
         """`maps`: in frames that others wrote, (B, 2, 3)."""
         if self.frame is not None:
             x = resampled(x, self.frame.maps(x) if maps is None else maps)
+        return self._observe_framed(x)
+
+    def _observe_framed(self, x: Tensor) -> Features:
         features: Features = self.backbone(x)
         code: Tensor = self.encode(self.standardise(features.style.detach()))
         return Features(features.embedding, code)
 
     def _read_episode(self, merged: Batch) -> tuple[Features, dict[str, Tensor]]:
-        z, code = self.observe(merged.x)
+        x = merged.x
         extra = {}
+        if self.frame is not None:
+            framed = self.frame(x)
+            extra["frame"] = disagreement(framed, merged.y, merged.domain)
+            x = framed.detach()
+        z, code = self._observe_framed(x)
         if self.domain_weight:
             extra["domain"] = self.domain_weight * prototype_loss(code, merged.domain)
         if self.swap:
@@ -115,7 +126,7 @@ def _channels(backbone: nn.Module) -> int:
     if channels is None:
         raise UserError(
             "a frame is written for pixels: it cannot work on stored features of a frozen "
-            "backbone. Leave frame=true out, or train without --freeze-backbone."
+            "backbone. Leave frame out, or train without --freeze-backbone."
         )
     return int(channels)
 
