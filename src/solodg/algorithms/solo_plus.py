@@ -27,6 +27,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.centres import group_means
 from solodg.algorithms.frame import Frame, disagreement, resampled
 from solodg.algorithms.solo import Solo
 from solodg.errors import UserError
@@ -133,9 +134,7 @@ def _channels(backbone: nn.Module) -> int:
 
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
     """Cross-entropy of the domain by distances to the domains' mean codes."""
-    _, number = domain.unique(return_inverse=True)
-    members = F.one_hot(number).to(code.dtype)  # (B, domains)
-    centres = members.T @ code / members.sum(0)[:, None]
+    centres, number = group_means(code, domain)
     return F.cross_entropy(-torch.cdist(code, centres).square(), number)
 
 
