@@ -1,4 +1,4 @@
-"""Class centres: what the context images of a domain say about its classes."""
+"""Class centres: what the context images of a domain say about its classes; means of groups."""
 
 from typing import NamedTuple
 
@@ -41,3 +41,10 @@ class CentreSums:
         having = (counts > 0).to(sums.dtype)  # (domains, C)
         mean = (centres * having[..., None]).sum(0) / having.sum(0).clamp_min(1)[:, None]
         return Centres(mean, having.sum(0) > 0)
+
+
+def group_means(rows: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean row of each group that there is, in their order, and which of them is each row's."""
+    _, number = group.unique(return_inverse=True)
+    members = torch.nn.functional.one_hot(number).to(rows.dtype)  # (N, groups)
+    return members.T @ rows / members.sum(0)[:, None], number

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.base import Algorithm
-from solodg.algorithms.solo_plus import domain_centres, prototype_loss
+from solodg.algorithms.centres import group_means
+from solodg.algorithms.solo_plus import prototype_loss
 from solodg.types import Batch, Episode
 
 _AT_ONCE = 32  # target images through the backbone
@@ -45,7 +46,7 @@ class DAERM(Algorithm):
         batch = episode.merged
         z = self.embed(batch.x)
         code = self.encode(z.detach())
-        centres, number = domain_centres(code.detach(), batch.domain)
+        centres, number = group_means(code.detach(), batch.domain)
         class_loss = self.cross_entropy(self._classify(z, centres[number]), batch.y)
         domain_loss = prototype_loss(code, batch.domain)
         return {
@@ -58,7 +59,7 @@ class DAERM(Algorithm):
         """Forget what was seen of a target: the mean of the source domains' embeddings."""
         seen = [(self.encode(self.embed(batch.x)), batch.domain) for batch in source]
         codes, domains = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        self.domain_embedding.copy_(domain_centres(codes, domains)[0].mean(0))
+        self.domain_embedding.copy_(group_means(codes, domains)[0].mean(0))
 
     def see_target(self, x: Tensor) -> None:
         codes = torch.cat([self.encode(self.embed(part)) for part in x.split(_AT_ONCE)])

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.centres import group_means
+
 _LOOK = 32  # pixels a side that are enough to see a pose
 _STRETCH = 0.1  # at most, in each of three ways, for a look
 _SHIFT = 0.1  # at most, of half a side, for a look
@@ -75,20 +77,13 @@ def disagreement(x: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     share of all their variance. Coarse pixels let images that lie far apart pull at each other.
     """
     pixels = F.adaptive_avg_pool2d(x, _COARSE).flatten(1)
-    _, number = domain.unique(return_inverse=True)
-    classes, label = y.unique(return_inverse=True)
-    pairs, pair = (number * len(classes) + label).unique(return_inverse=True)
-    means = _means(pixels, pair)  # of each class in each domain that shows it
-    of_class = pairs % len(classes)
-    within = (means - _means(means, of_class)[of_class]).square().sum()
+    num_classes = int(y.max()) + 1
+    pair = domain * num_classes + y
+    means, _ = group_means(pixels, pair)  # of each class in each domain that shows it
+    of_class, label = group_means(means, pair.unique() % num_classes)
+    within = (means - of_class[label]).square().sum()
     whole = (means - means.mean(0)).square().sum()
     return within / whole.clamp(min=1e-6)
-
-
-def _means(rows: Tensor, group: Tensor) -> Tensor:
-    """(N, D) rows -> (groups, D)."""
-    members = F.one_hot(group).to(rows.dtype)  # (N, groups)
-    return members.T @ rows / members.sum(0)[:, None]
 
 
 def composed(first: Tensor, then: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ A generator that is told a domain makes one novel domain of each source domain:
 
 What differs from the authors' form: the critic of the divergence is the backbone as it is at the
 moment, not a domain classifier trained before; the margin bounds what they leave unbounded; novel
-domains are not also pushed apart from each other; and all is trained in one step.
+domains are not also pushed apart from each other; and all is trained in one step. The weights and
+the margin are ours: theirs belong to another critic and another generator.
 """
 
 import math

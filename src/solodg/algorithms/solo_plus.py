@@ -27,6 +27,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.centres import group_means
 from solodg.algorithms.frame import Frame, disagreement, resampled
 from solodg.algorithms.solo import Solo
 from solodg.errors import UserError
@@ -131,16 +132,9 @@ def _channels(backbone: nn.Module) -> int:
     return int(channels)
 
 
-def domain_centres(code: Tensor, domain: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean code of each domain there is, and which of these is each image's: (B,)."""
-    _, number = domain.unique(return_inverse=True)
-    members = F.one_hot(number).to(code.dtype)  # (B, domains)
-    return members.T @ code / members.sum(0)[:, None], number
-
-
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
     """Cross-entropy of the domain by distances to the domains' mean codes."""
-    centres, number = domain_centres(code, domain)
+    centres, number = group_means(code, domain)
     return F.cross_entropy(-torch.cdist(code, centres).square(), number)
 
 
