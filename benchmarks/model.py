@@ -52,10 +52,8 @@ def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
     return predict
 
 
-def step_rows() -> list[list[str]]:
+def step_rows(shown: Episode) -> list[list[str]]:
     """A whole update of ResNet-18 on rotated MNIST at 32 pixels, as `solodg train` does it."""
-    defaults = RunConfig(dataset="rotated-mnist")
-    shown = mnist_episode(defaults.context_images, defaults.batch_size)
     measured = alternate({name: updater(name, shown) for name in ALGORITHMS}, rounds=9, warmup=2)
     return [
         [name, milliseconds(timing), ratio(timing, measured["erm"])]
@@ -102,8 +100,13 @@ def main() -> None:
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ERM", "solo", "solo_plus", "solo / ERM", "solo_plus / ERM"]
     sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")
-    title = "A whole training step of 232 images, ResNet-18 at 32 pixels, rotated MNIST"
-    sys.stdout.write(table(title, ["method", "time", "/ ERM"], step_rows()))
+    defaults = RunConfig(dataset="rotated-mnist")
+    shown = mnist_episode(defaults.context_images, defaults.batch_size)
+    title = (
+        f"A whole training step of {len(shown.merged.y)} images, ResNet-18 at 32 pixels, rotated "
+        "MNIST"
+    )
+    sys.stdout.write(table(title, ["method", "time", "/ ERM"], step_rows(shown)))
 
 
 if __name__ == "__main__":

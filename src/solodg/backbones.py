@@ -154,11 +154,11 @@ class Backbone(nn.Module):
     def last_map(self, x: Tensor) -> Tensor:
         """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map.
 
-        Of several readings, of one at random.
+        Of several readings in training one at random; otherwise the maps of all, one reading
+        after the other.
         """
-        drawn = torch.randint(len(self.readings), (len(x),), device=x.device)
-        with drawn_readings(self.net, drawn):
-            last: Tensor = self.net.last_map(self._normalise(x))
+        with self._read_at_random(x):
+            last: Tensor = self.net.last_map(self._prepared(x))
         return last
 
     def pool(self, last: Tensor) -> Tensor:

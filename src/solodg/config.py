@@ -165,7 +165,8 @@ def resolve(config: RunConfig) -> RunConfig:
         raise UserError("--pretrained and --weights exclude each other: give one of them.")
     if config.freeze_backbone and config.train_stages:
         raise UserError("--freeze-backbone and --train-stages exclude each other: give one.")
-    if config.train_stages and (not config.starts_from_weights or config.freeze_norm is False):
+    asked = config.freeze_norm is False and _recipe(config).get("freeze_norm") is not False
+    if config.train_stages and (not config.starts_from_weights or asked):
         raise UserError(
             "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
             "FILE, and no --train-norm."
@@ -211,15 +212,19 @@ def _channels(config: RunConfig, spec: DatasetSpec) -> int:
     return 3 if config.starts_from_weights else spec.channels
 
 
+def _recipe(config: RunConfig) -> dict[str, Any]:
+    if config.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+    start = "pretrained" if config.starts_from_weights else "random"
+    return ALGORITHMS[config.algorithm].recipes[start]
+
+
 def _with_recipe(config: RunConfig) -> RunConfig:
     """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
     from solodg.backbones import has_batch_norm  # late: it imports all of timm
 
-    if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
-    kind = ALGORITHMS[config.algorithm]
-    recipe = kind.recipes.get("pretrained" if config.starts_from_weights else "random", {})
-    said = kind.variants.get(config.variant, {})
+    recipe = _recipe(config)
+    said = ALGORITHMS[config.algorithm].variants.get(config.variant, {})
     arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in said}
     values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
     if "image_norm" in values and not has_batch_norm(config.backbone):

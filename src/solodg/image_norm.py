@@ -16,7 +16,7 @@ mean of what all readings give. It depends on its own image only, and takes a fo
 reading.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -114,15 +114,20 @@ class ImageBatchNorm(nn.BatchNorm2d):
 
 def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
     """Put an ImageBatchNorm in the place of each BatchNorm."""
-    found = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    if not found:
+    if not replace_batch_norms(net, lambda norm: ImageBatchNorm(norm, readings)):
         raise UserError(
             "image norm works on BatchNorm, and this backbone has none (other norms are the "
             "image's own already). Turn it off with --image-norm 0, or take e.g. resnet18."
         )
+
+
+def replace_batch_norms(net: nn.Module, make: Callable[[nn.BatchNorm2d], nn.Module]) -> int:
+    """Put what `make` makes of it in the place of each BatchNorm; how many there were."""
+    found = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")
-        setattr(net.get_submodule(parent), last, ImageBatchNorm(norm, readings))
+        setattr(net.get_submodule(parent), last, make(norm))
+    return len(found)
 
 
 def image_norms(net: nn.Module) -> list[ImageBatchNorm]:

@@ -19,9 +19,10 @@ from solodg.model_info import ModelInfo
 from solodg.prediction import uncertainty
 from solodg.progress import Progress
 from solodg.runfolder import read_machine
-from solodg.score import protocol, show_target
+from solodg.score import protocol
 from solodg.scored_data import ScoredPart, open_scored
 from solodg.seeding import numpy_generator
+from solodg.target_images import show_target
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -86,7 +87,10 @@ def judge_run(
         folder, algorithm, info, machine, device, dataset=dataset, progress=progress, say=say
     )
     algorithm.to(device)
-    judged = [_judge(algorithm, _some(part, images), device, progress) for part in parts]
+    judged = []
+    for part in parts:
+        show_target(algorithm, part.images, device)
+        judged.append(_judge(algorithm, _some(part, images), device, progress))
     return JudgedRun(config, info, data.name, protocol(data, config), judged, images)
 
 
@@ -104,7 +108,6 @@ def _judge(
 ) -> JudgedPart:
     images = part.images
     domain = images.domain_names[int(images.domains[0])]
-    show_target(algorithm, images, device)
     before, after = [], []
     with progress.bar(f"Judging {domain}", len(images)) as advance:
         for batch in inputs(images):

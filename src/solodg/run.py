@@ -36,11 +36,12 @@ from solodg.data.domains import fold
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
-from solodg.evaluation import metrics, predict
+from solodg.evaluation import Predictions, metrics, predict
 from solodg.progress import NoProgress, Progress
 from solodg.runfolder import FINISHED, claim, is_finished
 from solodg.seeding import derive
 from solodg.storage import read_json, read_lines, write_json
+from solodg.target_images import seen_apart, show_target
 from solodg.tensorboard import tensorboard
 from solodg.training import METRICS, STATE, Schedule, Score, Transform, fit, on_first
 from solodg.types import Batch
@@ -207,9 +208,14 @@ class _Run:
 
     def validate(self, algorithm: Algorithm) -> Score:
         device = self.fabric.device
-        with torch.inference_mode():
-            algorithm.finalize(Batch(*(t.to(device) for t in b)) for b in inputs(self.centres))
-        predictions = predict(algorithm.probabilities, inputs(self.val), device=device)
+        self._finalize(algorithm)
+        found = []
+        for part in seen_apart(algorithm, self.val):
+            show_target(algorithm, part, device)
+            found.append(predict(algorithm.probabilities, inputs(part), device=device))
+        if algorithm.target_images:
+            self._finalize(algorithm)  # what is kept has seen no domain
+        predictions = Predictions(*map(np.concatenate, zip(*found, strict=True)))
         if not np.isfinite(predictions.probabilities).all():
             raise UserError(
                 "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
@@ -218,6 +224,11 @@ class _Run:
         scored = metrics(predictions)
         self.clock.save()
         return Score(scored["accuracy"], -scored["nll"])
+
+    def _finalize(self, algorithm: Algorithm) -> None:
+        device = self.fabric.device
+        with torch.inference_mode():
+            algorithm.finalize(Batch(*(t.to(device) for t in b)) for b in inputs(self.centres))
 
     def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
         if self.folder is None:

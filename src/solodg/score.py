@@ -6,16 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from solodg import checkpoint
 from solodg.adapters import Adapter
-from solodg.algorithms import Algorithm
 from solodg.assembly import Say, inputs, single_device
 from solodg.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
-from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.evaluation import Predictions, metrics, predict
 from solodg.progress import Advance, NoProgress, Progress
@@ -27,9 +24,9 @@ from solodg.runfolder import (
     read_machine,
 )
 from solodg.scored_data import open_scored
-from solodg.seeding import numpy_generator
 from solodg.storage import append_lines, read_json
 from solodg.stream import Stream, adapter_arguments, make_adapter, predict_stream
+from solodg.target_images import show_target
 from solodg.types import Record
 
 
@@ -94,7 +91,7 @@ def evaluate_run(
         "config": portable(config),
         "versions": read_json(folder / VERSIONS),
         "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
-        "stream": _seen(algorithm) if plainly else came,
+        "stream": {} if plainly else came,
         "machine": machine_kind(device),
     }
     records = [_record(one, common, folder) for one in scored]
@@ -102,20 +99,18 @@ def evaluate_run(
     return records
 
 
-def _seen(algorithm: Algorithm) -> dict[str, int]:
-    return {"target_images": algorithm.target_images} if algorithm.target_images else {}
-
-
 class _Scored(NamedTuple):
     role: str
     part: LabelledImages
     result: Predictions
     seconds: float
+    shown: int = 0  # images of the domain that the method saw first, without labels
 
 
 def _record(one: _Scored, common: dict[str, Any], folder: Path) -> Record:
+    seen = {"target_images": one.shown} if one.shown else {}
     return Record(
-        **common,
+        **common | {"stream": common["stream"] | seen},
         domain=one.part.domain_names[int(one.part.domains[0])],
         role=one.role,
         metrics=metrics(one.result),
@@ -136,25 +131,15 @@ def _plainly(
     """In order and in large batches: predictions do not depend on either."""
     scored = []
     for role, part in parts:
-        show_target(model.algorithm, part, device)
+        shown = show_target(model.algorithm, part, device)
         started = time.perf_counter()
         name = part.domain_names[int(part.domains[0])]
         with progress.bar(f"Scoring {name}", len(part)) as advance:
             result = predict(
                 model.probabilities, inputs(part), device=device, advance=partial(_one, advance)
             )
-        scored.append(_Scored(role, part, result, time.perf_counter() - started))
+        scored.append(_Scored(role, part, result, time.perf_counter() - started, shown))
     return scored
-
-
-def show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> None:
-    """A few unlabelled images of the domain, to a method that says it needs them, no other."""
-    if not algorithm.target_images:
-        return
-    order = numpy_generator(0, "target-images", *part.domain_names).permutation(len(part))
-    shown = part.images.take(np.sort(order[: algorithm.target_images]))
-    with torch.inference_mode():
-        algorithm.see_target(to_unit(shown).to(device))
 
 
 def _as_a_stream(

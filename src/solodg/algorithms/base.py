@@ -92,3 +92,14 @@ class Algorithm(nn.Module):
         """`forward` and `probabilities` after one pass through the backbone."""
         logits = self(x)
         return Verdicts(logits, torch.softmax(logits, dim=1), None)
+
+
+def image_channels(backbone: nn.Module, need: str) -> int:
+    """Of the images that the backbone reads; refused where that are stored features."""
+    channels = getattr(backbone, "channels", None)
+    if channels is None:
+        raise UserError(
+            f"{need}: it cannot work on stored features of a frozen backbone. Train without "
+            "--freeze-backbone, e.g. with --train-stages."
+        )
+    return int(channels)

@@ -6,7 +6,8 @@
     logits             a small network on [embedding ; domain embedding]
 
 It needs a batch of unlabelled images of the test domain (`target_images`), which other methods do
-without: compare them with that in mind. Until it has seen them, it predicts with the mean of the
+without: compare them with that in mind. Scoring a domain, or validating on one, shows them to it;
+where the domain is not known (`solodg predict`, an exported file) it predicts with the mean of the
 source domains' embeddings. The authors train the prototypical network first, as a network of its
 own; here it reads the backbone and is trained along, and neither loss moves the other's weights.
 """
@@ -66,8 +67,11 @@ class DAERM(Algorithm):
         self.domain_embedding.copy_(codes.mean(0))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.embed_and_classify(x)[1]
+
+    def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z = self.embed(x)
-        return self._classify(z, self.domain_embedding.expand(len(z), -1))
+        return z, self._classify(z, self.domain_embedding.expand(z.shape[0], -1))
 
     def _classify(self, z: Tensor, domain_embedding: Tensor) -> Tensor:
         logits: Tensor = self.classifier(torch.cat([z, domain_embedding], 1))

@@ -8,7 +8,9 @@ normalises image n of domain d by
 
 per channel, the batch being the images of domain d; at test, its running statistics. A test image
 goes through every domain's branch, and the probabilities are averaged: a prediction costs as many
-forward passes as there are source domains.
+forward passes as there are source domains. It needs BatchNorm, no `--image-norm` (it mixes in the
+image's statistics itself), and no frozen backbone; on pretrained weights too the statistics of the
+domains are learned, those of stages that `--train-stages` leaves as they are among them.
 """
 
 import copy
@@ -16,6 +18,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +26,21 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import Algorithm
 from solodg.errors import UserError
-from solodg.image_norm import image_norms
+from solodg.image_norm import image_norms, replace_batch_norms
 from solodg.types import Episode
 
 _domain_of_images: ContextVar[Tensor] = ContextVar("domain of each image")  # (B,), by thread
 
 
+_BATCH_ALONE = 20.0  # whose sigmoid is 1
+
+
 class DSON(Algorithm):
     """One linear classifier on a backbone that normalises each source domain in its own way."""
+
+    recipes: ClassVar[dict[str, dict[str, Any]]] = Algorithm.recipes | {
+        "pretrained": Algorithm.recipes["pretrained"] | {"freeze_norm": False}
+    }
 
     def __init__(self, backbone: nn.Module, *, num_classes: int, num_domains: int) -> None:
         super().__init__(normalised_by_domain(backbone, num_domains), num_classes=num_classes)
@@ -48,13 +58,20 @@ class DSON(Algorithm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the probabilities' mean over the branches."""
-        log_p = torch.stack([self.classifier(z).log_softmax(1) for z in self._branches(x)])
+        return self._classify(self._branches(x))
+
+    def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        branches = self._branches(x)
+        return torch.stack(branches).mean(0), self._classify(branches)
+
+    def _classify(self, branches: list[Tensor]) -> Tensor:
+        log_p = torch.stack([self.classifier(z).log_softmax(1) for z in branches])
         return log_p.logsumexp(0) - math.log(self.num_domains)
 
     def _branches(self, x: Tensor) -> list[Tensor]:
         """The embeddings (B, D) of the images as if they were of each source domain in turn."""
         numbers = torch.arange(self.num_domains, device=x.device)
-        return [self._embed_as(x, number.expand(len(x))) for number in numbers]
+        return [self._embed_as(x, number.expand(x.shape[0])) for number in numbers]
 
     def _embed_as(self, x: Tensor, domain: Tensor) -> Tensor:
         with images_of(domain):
@@ -90,7 +107,9 @@ class DomainNorm(nn.BatchNorm2d):
             each = nn.Parameter(start.detach().repeat(num_domains, 1), start.requires_grad)
             setattr(self, name, each)  # (domains, C)
         like = self.weight
-        self.mix = nn.Parameter(like.detach().new_zeros(num_domains), like.requires_grad)
+        # Where nothing is trained, there is nothing to learn a mix with: the batch's statistics.
+        start = 0.0 if like.requires_grad else _BATCH_ALONE
+        self.mix = nn.Parameter(like.detach().new_full((num_domains,), start), like.requires_grad)
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())
         self.train(norm.training)
@@ -143,17 +162,13 @@ class DomainNorm(nn.BatchNorm2d):
 def normalised_by_domain(backbone: nn.Module, num_domains: int) -> nn.Module:
     """A copy of the backbone with a DomainNorm for each BatchNorm."""
     backbone = copy.deepcopy(backbone)  # the caller's stays as it is: it may start another run
-    found = {n: m for n, m in backbone.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    if not found:
-        raise UserError(
-            "dson works on BatchNorm, and the backbone has none (or is frozen and runs on stored "
-            "features). Try a backbone with BatchNorm, e.g. resnet18, without --freeze-backbone."
-        )
     if image_norms(backbone):
         raise UserError(
             "dson mixes the statistics of domain and image itself: it takes no --image-norm."
         )
-    for name, norm in found.items():
-        parent, _, last = name.rpartition(".")
-        setattr(backbone.get_submodule(parent), last, DomainNorm(norm, num_domains))
+    if not replace_batch_norms(backbone, lambda norm: DomainNorm(norm, num_domains)):
+        raise UserError(
+            "dson works on BatchNorm, and the backbone has none (or is frozen and runs on stored "
+            "features). Try a backbone with BatchNorm, e.g. resnet18, without --freeze-backbone."
+        )
     return backbone

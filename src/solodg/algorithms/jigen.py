@@ -5,15 +5,16 @@ tells which of 31 orders it was, the right one among them:
 
     loss = CE of the class of whole images + 0.7 * CE of the order of shuffled ones
 
-Every image is seen whole and shuffled, where the authors draw which of the two.
+Every image is seen whole and shuffled, where the authors draw which of the two. It needs pixels:
+stored features of a frozen backbone will not do.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
-from solodg.errors import UserError
 from solodg.types import Episode
 
 _SIDE = 3  # tiles
@@ -34,6 +35,7 @@ class JiGen(ERM):
         super().__init__(backbone, num_classes=num_classes)
         if not 1 <= permutations <= _MOST:
             raise ValueError(f"permutations must be from 1 to {_MOST}")
+        image_channels(backbone, "jigen shuffles images")
         self.jigsaw_weight = jigsaw_weight
         self.jigsaw = nn.Linear(self.classifier.in_features, permutations + 1)
         self.register_buffer("orders", distant_orders(permutations + 1), persistent=False)
@@ -54,11 +56,6 @@ class JiGen(ERM):
 
 def puzzle(x: Tensor, order: Tensor) -> Tensor:
     """Shuffled images of the same size; one that three does not divide is fitted, whole or not."""
-    if x.ndim != 4:
-        raise UserError(
-            "jigen shuffles images, and stored features of a frozen backbone are none. "
-            "Train without --freeze-backbone, e.g. with --train-stages."
-        )
     size = x.shape[2:]
     tiled = [_SIDE * max(1, side // _SIDE) for side in size]
     # A strip left in its place would give the order away.
@@ -90,8 +87,9 @@ def distant_orders(count: int) -> Tensor:
         return 3 * ((au * pv + av * pu + bu) % 3) + (av * pv - au * pu + bv) % 3
 
     maps = [(a, b) for a in range(1, 9) for b in range(9)]
-    # In strides, so that few orders too have all kinds of a and b.
-    chosen = [maps[13 * n % len(maps)] for n in range(count)]
+    if count > 9:  # in strides, so that they have all kinds of a and b
+        maps = [maps[13 * n % len(maps)] for n in range(count)]
+    chosen = maps[:count]  # nine or fewer: a = 1, which agree nowhere
     return torch.tensor([[affine(a, p, b) for p in range(9)] for a, b in chosen])
 
 

@@ -1,6 +1,7 @@
 """Learning to augment by optimal transport (Zhou et al., ECCV 2020).
 
-A generator that is told a domain makes one novel domain of each source domain:
+A generator that is told a domain makes one novel domain of each source domain (of pixels: not on
+stored features of a frozen backbone):
 
     class     CE of real and novel images, half each; of novel ones it trains the generator too,
               which is to keep the class
@@ -21,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.other_weights import embed_with
-from solodg.errors import UserError
 from solodg.types import Batch, Episode
 
 
@@ -41,15 +42,11 @@ class L2AOT(ERM):
         cycle_weight: float = 10.0,
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
-        channels = getattr(backbone, "channels", None)
-        if channels is None:
-            raise UserError(
-                "l2a_ot makes new images: it cannot work on stored features of a frozen backbone. "
-                "Train without --freeze-backbone."
-            )
         self.num_domains, self.margin = num_domains, margin
         self.novelty_weight, self.cycle_weight = novelty_weight, cycle_weight
-        self.generator = Generator(int(channels), 2 * num_domains)
+        self.generator = Generator(
+            image_channels(backbone, "l2a_ot makes new images"), 2 * num_domains
+        )
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         batch = episode.merged

@@ -16,10 +16,9 @@ derivatives and clips the inner gradient; here theta' is differentiated through,
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.other_weights import embed_with
+from solodg.algorithms.other_weights import embed_with, stepped, twice_differentiable
 from solodg.types import Episode
 
 
@@ -49,7 +48,7 @@ class MASF(ERM):
         domains = batch.domain.unique().tolist()
         tested = domains.pop(int(torch.randint(len(domains), ())))
         trained = batch.domain != tested
-        with sdpa_kernel(SDPBackend.MATH):  # fast attention has no second derivative
+        with twice_differentiable():
             class_loss = self.cross_entropy(self(batch.x[trained]), batch.y[trained])
         z, logits = self._under(self.inner_step(class_loss), batch.x)
         predicted = {  # for each domain, by class
@@ -77,17 +76,7 @@ class MASF(ERM):
             for name, parameter in self.named_parameters()
             if parameter.requires_grad and not name.startswith("metric.")
         }
-        gradients = torch.autograd.grad(
-            loss,
-            list(weights.values()),
-            create_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return {
-            name: weight - self.inner_rate * gradient
-            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
-        }
+        return stepped(weights, loss, self.inner_rate)
 
     def _under(self, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Embedding and logits under other weights."""

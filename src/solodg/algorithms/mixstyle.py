@@ -5,7 +5,8 @@ standard deviations of an image's map become a mix, by a weight of Beta(0.1, 0.1
 of those of another image of the batch. Prediction is that of ERM.
 
 Of networks with more stages than four, the first ones count as the stem: stages 1-3 are those at a
-quarter, an eighth and a sixteenth of the resolution of common networks.
+quarter, an eighth and a sixteenth of the resolution of common networks. It needs convolutional
+maps: neither a transformer's tokens nor stored features of a frozen backbone will do.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.errors import UserError
 from solodg.types import Episode
@@ -68,13 +70,8 @@ def mix_styles(maps: Tensor, share: Tensor, other: Tensor) -> Tensor:
 
 def _stages_to_mix(backbone: nn.Module) -> list[nn.Module]:
     """Of the last four stages, all but the last."""
-    stage_modules = getattr(backbone, "stage_modules", None)
-    if stage_modules is None:
-        raise UserError(
-            "mixstyle mixes feature maps, and stored features of a frozen backbone have none. "
-            "Train without --freeze-backbone, e.g. with --train-stages."
-        )
-    stages: list[nn.Module] = stage_modules()[-4:-1]
+    image_channels(backbone, "mixstyle mixes feature maps")
+    stages: list[nn.Module] = backbone.stage_modules()[-4:-1]  # type: ignore[operator]
     if not stages:
         raise UserError(
             "mixstyle mixes feature maps, and the stages of this backbone give none (a transformer "

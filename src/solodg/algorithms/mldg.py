@@ -9,13 +9,13 @@ The gradient is exact, through the inner gradient too, unless `second_order` is 
 beta = 1 are those of the authors' published run, on fixed features.
 """
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.other_weights import call_with, stepped, twice_differentiable
 from solodg.types import Episode
 
 
@@ -41,28 +41,13 @@ class MLDG(ERM):
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         source, target = episode.source, episode.target
-        meta_train = self.cross_entropy(self(source.x), source.y)
-        logits = functional_call(self, self._stepped(meta_train), (target.x,))
-        meta_test = self.cross_entropy(logits, target.y)
+        with twice_differentiable() if self.second_order else nullcontext():
+            meta_train = self.cross_entropy(self(source.x), source.y)
+        weights = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        after = stepped(weights, meta_train, self.alpha, second_order=self.second_order)
+        meta_test = self.cross_entropy(call_with(self, after, target.x), target.y)
         return {
             "loss": meta_train + self.beta * meta_test,
             "class": meta_train.detach(),
             "meta_test": meta_test.detach(),
         }
-
-    def _stepped(self, loss: Tensor) -> dict[str, Tensor]:
-        """The state after one step down the loss."""
-        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(
-            loss,
-            list(trained.values()),
-            retain_graph=True,
-            create_graph=self.second_order,
-            materialize_grads=True,  # a backbone may have parameters that it does not use
-        )
-        state = {
-            name: parameter - self.alpha * gradient
-            for (name, parameter), gradient in zip(trained.items(), gradients, strict=True)
-        }
-        # Copies: the running statistics of BatchNorm stay those of theta.
-        return state | {name: buffer.clone() for name, buffer in self.named_buffers()}

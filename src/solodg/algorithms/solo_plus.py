@@ -27,11 +27,13 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.base import image_channels
 from solodg.algorithms.centres import group_means
 from solodg.algorithms.frame import Frame, disagreement, resampled
 from solodg.algorithms.solo import Solo
-from solodg.errors import UserError
 from solodg.types import Batch, Features
+
+_NEED = "a frame is written for pixels (leave frame out)"
 
 
 class SoloPlus(Solo):
@@ -78,7 +80,7 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
-        self.frame = Frame(_channels(backbone), frame) if frame else None
+        self.frame = Frame(image_channels(backbone, _NEED), frame) if frame else None
         width = int(backbone.style_dim)  # type: ignore[arg-type]
         self.standardise = nn.BatchNorm1d(width, affine=False)
         self.encode = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, code_dim))
@@ -120,16 +122,6 @@ class SoloPlus(Solo):
             return observed
         scale, shift = self.film(observed.style).chunk(2, 1)
         return Features(observed.embedding * (1 + scale) + shift, observed.style)
-
-
-def _channels(backbone: nn.Module) -> int:
-    channels = getattr(backbone, "channels", None)
-    if channels is None:
-        raise UserError(
-            "a frame is written for pixels: it cannot work on stored features of a frozen "
-            "backbone. Leave frame out, or train without --freeze-backbone."
-        )
-    return int(channels)
 
 
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:

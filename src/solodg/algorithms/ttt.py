@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
-from solodg.errors import UserError
 from solodg.types import Episode
 
 
@@ -21,11 +21,7 @@ class TTT(ERM):
         self, backbone: nn.Module, *, num_classes: int, rotation_weight: float = 1.0
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
-        if not hasattr(backbone, "channels"):
-            raise UserError(
-                "ttt turns images: it cannot work on stored features of a frozen backbone. Train "
-                "without --freeze-backbone."
-            )
+        image_channels(backbone, "ttt turns images")
         self.rotation_weight = rotation_weight
         self.rotation = nn.Linear(int(backbone.embedding_dim), 4)  # type: ignore[arg-type]
 
