@@ -15,9 +15,9 @@ import onnx
 import solodg
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.solo import adapts
 from solodg.backbones import build_backbone
 from solodg.errors import UserError
-from solodg.explain import adapts
 from solodg.model_info import ModelInfo
 from solodg.onnx_export import export_onnx, to_onnx
 from solodg.onnx_model import INPUT, METADATA, open_session

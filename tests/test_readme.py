@@ -111,11 +111,14 @@ def test_code_named_in_the_method_page_exists() -> None:
     modules = {
         "mean_hidden": "solodg.algorithms.mean_hidden",
         "solo": "solodg.algorithms.solo",
+        "solo_plus": "solodg.algorithms.solo_plus",
+        "frame": "solodg.algorithms.frame",
+        "image_norm": "solodg.image_norm",
         "gaussian": "solodg.gaussian",
         "episodes": "solodg.data.episodes",
         "centres": "solodg.algorithms.centres",
     }
-    named = re.findall(r"`(solo|gaussian|episodes|centres|mean_hidden)\.(\w+)(?:\.(\w+))?`", text)
+    named = re.findall(rf"`({'|'.join(modules)})\.(\w+)(?:\.(\w+))?`", text)
     named += [("solo", "Solo", method) for method in re.findall(r"`Solo\.(_\w+)`", text)]
     assert len(named) > 10
     for module, name, attribute in named:

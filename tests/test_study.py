@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from solodg import checkpoint
+from solodg.algorithms.frame import mean_pose
 from solodg.config import Machine, RunConfig
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
@@ -19,6 +22,7 @@ from solodg.study import (
     STYLES,
     Observed,
     _accuracies,
+    _another,
     frame_study,
     open_study,
     statistics_study,
@@ -26,7 +30,7 @@ from solodg.study import (
     style_study,
 )
 from solodg.study_table import Answer, by_whose, study_table
-from solodg.types import Features
+from solodg.types import Batch, Features
 
 
 def trained(folder: Path, **values) -> Path:
@@ -46,14 +50,12 @@ def test_own_style_is_the_model_itself(tmp_path: Path, algorithm: str) -> None:
     folder = trained(tmp_path / "run", algorithm=algorithm)
     found = style_study(open_study(folder, None), NoProgress())
     assert set(found) == {"sky", "ash"}
-    model, _ = checkpoint.load(folder)
     assert all(set(values) == set(STYLES) for values in found.values())
     assert all(0 <= v <= 1 for values in found.values() for v in values.values())
     assert found == style_study(open_study(folder, None), NoProgress())  # the same seed
     # Accuracy by the mean classifier; records average sampled ones, so they may differ a little.
     records = {r.domain: r.metrics["accuracy"] for r in evaluate_run(folder) if r.role == "target"}
     assert all(abs(found[d]["own"] - records[d]) < 0.05 for d in found)
-    assert model is not None
 
 
 class StyleReader(torch.nn.Module):
@@ -80,6 +82,8 @@ def test_each_kind_takes_the_style_it_names() -> None:
 def test_a_method_without_styles_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads no style"):
         open_study(trained(tmp_path / "run", algorithm="erm"), None)
+    with pytest.raises(UserError, match="invariant"):
+        open_study(trained(tmp_path / "other", algorithm="solo", variant="invariant"), None)
 
 
 def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> None:
@@ -87,13 +91,57 @@ def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> 
     model, _ = checkpoint.load(folder)
     torch.nn.init.normal_(model.frame.pose.weight, std=3.0)  # frames that differ a lot
     checkpoint.save_weights(folder, model, step=30, validation={})
-    found = frame_study(open_study(folder, None), NoProgress())
-    styles = style_study(open_study(folder, None), NoProgress())
+    studied = open_study(folder, None)
+    found = frame_study(studied, NoProgress())
     assert set(found) == {"sky", "ash"}
+
+    @torch.inference_mode()
+    def asked(domain: str, whose: str) -> float:
+        shown, other = studied.targets[domain], {"sky": "ash", "ash": "sky"}[domain]
+        generator = torch.Generator().manual_seed(1)
+        x, frame = every(shown).x, studied.algorithm.frame
+        maps = {
+            "own": lambda: frame.maps(x),
+            "same domain": lambda: frame.maps(x)[torch.randperm(len(x), generator=generator)],
+            "other domain": lambda: frame.maps(every(studied.targets[other]).x)[
+                torch.randint(len(studied.targets[other]), (len(x),), generator=generator)
+            ],
+            "mean": lambda: mean_pose(frame.maps(every(studied.centres).x)).expand(len(x), 2, 3),
+            "none": lambda: torch.eye(2, 3).expand(len(x), 2, 3),
+        }[whose]()
+        logits = studied.algorithm.logits(studied.algorithm.observe(x, maps))
+        return float((logits.argmax(1).numpy() == shown.labels).mean())
+
     for domain, accuracies in found.items():
         assert tuple(accuracies) == FRAMES
-        assert accuracies["own"] == pytest.approx(styles[domain]["own"])
-        assert len(set(accuracies.values())) > 1
+        for whose, accuracy in accuracies.items():
+            drawn = whose in ("same domain", "other domain")  # with another seed here
+            assert accuracy == pytest.approx(asked(domain, whose), abs=0.15 if drawn else 1e-9)
+
+
+def every(part) -> Batch:
+    batch = next(part.batches(len(part)))
+    return batch._replace(x=to_unit(batch.x))
+
+
+@given(st.integers(2, 50), st.integers(0, 100))
+def test_another_image_is_never_the_same(count: int, seed: int) -> None:
+    other = _another(count, torch.Generator().manual_seed(seed))
+    assert sorted(other.tolist()) == list(range(count))
+    assert (other != torch.arange(count)).all()
+
+
+def test_a_laboratory_run_is_studied_on_what_it_is_scored_on(tmp_path: Path) -> None:
+    small = {"backbone": "small_cnn", "steps": 1, "batch_size": 8, "context_images": 1}
+    images = {"dataset": "rotated-mnist", "targets": ("15",), "train_images": 200}
+    studied = {}
+    for part in ("validation", None):
+        config = RunConfig(**small, **images, score_on=part)
+        folder = train_run(config, Machine(accelerator="cpu"), tmp_path / str(part))
+        studied[part] = len(open_study(folder, None).targets["15"])
+        (scored,) = (r for r in evaluate_run(folder) if r.role == "target")
+        assert studied[part] == scored.metrics["images"]
+    assert studied["validation"] < studied[None]
 
 
 def test_without_frames_and_image_norm_there_is_nothing_to_ask(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from solodg.algorithms import Algorithm
-from solodg.algorithms.solo import Solo
+from solodg.algorithms.solo import Solo, adapts
 from solodg.algorithms.solo_plus import SoloPlus
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
@@ -103,11 +103,6 @@ class Explanation:
         if self.truth is not None:
             weight[self.truth] += 1.5
         return [int(i) for i in np.argsort(-weight, kind="stable")]
-
-
-def adapts(algorithm: Algorithm) -> bool:
-    """Whether it has a classifier for each image, and one for all to compare it with."""
-    return isinstance(algorithm, Solo) and algorithm.posterior != "invariant"
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ domain. Here channel statistics of the image itself are mixed in, the more the l
 
 as if the source statistics had been seen on `source_pixels` pixels (the prior of Schneider et al.,
 2020, for a single image). The mix is there in training too, where the batch stands for the source.
+`source_pixels` of 0 is not that limit but none of it, a = 0: plain BatchNorm.
 
 Several numbers of source pixels are several readings of an image, 0 being the one by the source's
 statistics alone. In training every image is read in one way, at random; a prediction rests on the

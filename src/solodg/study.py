@@ -10,6 +10,9 @@ or no image's: `mean` is the mean style or frame of the source training images, 
 classifier that the meta-prior writes from the source centres alone, `none` no frame, or the
 statistics of the sources alone.
 
+Accuracies are those of the mean classifier; `solodg evaluate` averages sampled ones, which may
+differ in a few images.
+
 If `own` does not beat `same domain`, it is the domain and not the image that helps; if it does not
 beat `mean` or `none`, what the image says does not help.
 """
@@ -23,17 +26,19 @@ import torch
 from torch import Tensor
 
 from solodg import checkpoint
-from solodg.algorithms.solo import Solo
+from solodg.algorithms.frame import mean_pose
+from solodg.algorithms.solo import Solo, adapts
 from solodg.algorithms.solo_plus import SoloPlus
-from solodg.assembly import inputs, load_dataset, open_source, single_device
+from solodg.assembly import inputs, open_source, single_device
 from solodg.config import Machine
 from solodg.data import LabelledImages
 from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.image_norm import image_norms, others_statistics
-from solodg.progress import Progress
+from solodg.progress import NoProgress, Progress
 from solodg.runfolder import read_config, read_machine
+from solodg.scored_data import open_scored
 from solodg.seeding import numpy_generator, torch_generator
 from solodg.stream import Stream, gather
 from solodg.types import Features
@@ -57,13 +62,22 @@ class Studied(NamedTuple):
 def open_study(folder: Path, machine: Machine | None, *, images: int | None = None) -> Studied:
     """`images` of each target domain, drawn once for all; None: all of them."""
     algorithm, info = checkpoint.load(folder)
-    if not isinstance(algorithm, Solo):
-        raise UserError(f"{info.algorithm!r} reads no style: only solo and its kin do.")
+    if not adapts(algorithm):
+        raise UserError(
+            f"{info.algorithm!r} ({info.variant}) reads no style: only solo and its kin do."
+        )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
     source, config = open_source(read_config(folder), machine)
-    targets = load_dataset(config, machine).targets(config.targets)
-    drawn = {name: Stream(images=images).of(part) for name, part in targets.items()}
+    opened = open_scored(
+        folder, algorithm, info, machine, device,
+        needs_images=True, progress=NoProgress(), say=lambda text: None,
+    )  # fmt: skip
+    drawn = {
+        part.images.domain_names[int(part.images.domains[0])]: Stream(images=images).of(part.images)
+        for part in opened.parts
+        if part.role == "target"
+    }
     centres = source.train.balanced(config.centre_images, config.seed)
     return Studied(algorithm.to(device), centres, drawn, device)
 
@@ -132,9 +146,9 @@ def frame_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accur
             foreign, count = torch.cat(others) if others else known, len(part)
             kinds = {
                 "own": written[name],
-                "same domain": written[name][torch.randperm(count, generator=generator)],
+                "same domain": written[name][_another(count, generator)],
                 "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
-                "mean": known.mean(0).expand(count, 2, 3),
+                "mean": mean_pose(known).expand(count, 2, 3),
                 "none": torch.eye(2, 3, device=device).expand(count, 2, 3),
             }
             result[name] = {
@@ -151,6 +165,7 @@ def statistics_study(studied: Studied, progress: Progress, *, seed: int = 0) -> 
     if not image_norms(algorithm):
         return None
     generator = numpy_generator(seed, "statistics-study")
+    others = torch_generator(seed, "statistics-study")
     result = {}
     total = sum(map(len, targets.values())) * len(STATISTICS)
     with progress.bar("Statistics by statistics", total) as advance:
@@ -162,7 +177,7 @@ def statistics_study(studied: Studied, progress: Progress, *, seed: int = 0) -> 
             nobody = np.zeros(len(part), dtype=np.int64)
             lenders = {
                 "own": _Lenders([part], nobody, np.arange(len(part))),
-                "same domain": _Lenders([part], nobody, generator.permutation(len(part))),
+                "same domain": _Lenders([part], nobody, _another(len(part), others).numpy()),
                 "other domain": _Lenders(foreign, which[drawn], index[drawn]),
                 "none": None,
             }
@@ -179,6 +194,14 @@ class _Lenders(NamedTuple):
     parts: list[LabelledImages]
     which: Ints
     row: Ints
+
+
+def _another(count: int, generator: torch.Generator) -> Tensor:
+    """For each of so many images another one, at random, each once."""
+    order = torch.randperm(count, generator=generator)
+    other = torch.empty_like(order)
+    other[order] = order.roll(1)
+    return other
 
 
 def _lent_accuracy(
@@ -238,7 +261,7 @@ def _accuracies(
     features, count = seen.features, len(seen.labels)
     styles = {
         "own": features.style,
-        "same domain": features.style[torch.randperm(count, generator=generator)],
+        "same domain": features.style[_another(count, generator)],
         "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
         "mean": known.mean(0).expand_as(features.style),
     }

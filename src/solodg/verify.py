@@ -2,10 +2,11 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from solodg.config import Machine, RunConfig
+from solodg.config import SAYS_NO, Machine, RunConfig
 from solodg.data import DATASETS
 from solodg.errors import UserError
 from solodg.progress import Progress
@@ -35,6 +36,11 @@ def read_record(where: str) -> Record:
     raise UserError(f"{place} holds no record of this version of solodg.")
 
 
+def recorded(record: Record) -> dict[str, Any]:
+    """The run's configuration. What it went without, no recipe of today may add."""
+    return SAYS_NO | {name: value for name, value in record.config.items() if value is not None}
+
+
 def repeat(
     record: Record,
     machine: Machine,
@@ -44,7 +50,7 @@ def repeat(
     dataset: str | None,
 ) -> Record:
     """Train and score again; the record of the same domain."""
-    values = dict(record.config)
+    values = recorded(record)
     if values.get("weights"):
         if weights is None or weights.name != values["weights"]:
             raise UserError(f"the record was made with {values['weights']}: --weights FILE.")

@@ -86,6 +86,17 @@ def disagreement(x: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     return within / whole.clamp(min=1e-6)
 
 
+def mean_pose(maps: Tensor) -> Tensor:
+    """(B, 2, 3) -> (2, 3): the mean turn, the mean stretch and the mean shift.
+
+    Entry by entry, maps that turn to both sides would have a mean that shrinks.
+    """
+    left, sizes, right = torch.linalg.svd(maps[:, :, :2])
+    stretch = (right.mT @ (sizes[:, :, None] * right)).mean(0)
+    left_mean, _, right_mean = torch.linalg.svd((left @ right).mean(0))
+    return torch.cat([left_mean @ right_mean @ stretch, maps[:, :, 2].mean(0)[:, None]], dim=1)
+
+
 def composed(first: Tensor, then: Tensor) -> Tensor:
     """(B, 2, 3) maps: reading by `first`, and what that gives by `then`, in one map."""
     turn = first[:, :, :2]

@@ -14,7 +14,7 @@ derives each step and the tests hold it against the plain form in float64.
 
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -415,3 +415,8 @@ class Solo(Algorithm):
 def _logit_scale(scale: Tensor, z: Tensor) -> Tensor:
     """Standard deviation of w.z for a classifier per image: (B, C, D), (B, D) -> (B, C)."""
     return safe_sqrt(torch.einsum("bcd,bd->bc", scale.square(), z.square()))
+
+
+def adapts(algorithm: Algorithm) -> TypeGuard[Solo]:
+    """Whether it has a classifier for each image, and one for all to compare it with."""
+    return isinstance(algorithm, Solo) and algorithm.posterior != "invariant"

@@ -15,7 +15,7 @@ def study(
     ],
     images: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each unseen domain, at random.  [dim]default: all[/dim]"),
+        typer.Option(min=2, help="Of each unseen domain, at random.  [dim]default: all[/dim]"),
     ] = None,
     figure: Annotated[
         Path | None,
@@ -31,7 +31,7 @@ def study(
     Its style, and where a model has them its frame and its statistics (image norm), are in turn
     its own (the method), those of another image of its domain, of an image of another domain, or
     no image's: the mean of the sources, none at all, or the classifier of the prior. Several runs:
-    their mean, with the 95% interval.
+    their mean, with the 95% interval. Figures are those of the mean classifier, without sampling.
     """
     from solodg.plots import study_figure
     from solodg.progress import BarProgress
