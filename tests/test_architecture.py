@@ -31,7 +31,7 @@ FLOORS = [
     {"backbones", "data"},
     {"algorithms"},
     {"adapters"},
-    {"training", "checkpoint", "evaluation"},
+    {"training", "checkpoint", "evaluation", "target_images"},
     {
         "config",
         "features",

@@ -60,11 +60,11 @@ class DAERM(Algorithm):
         """Forget what was seen of a target: the mean of the source domains' embeddings."""
         seen = [(self.encode(self.embed(batch.x)), batch.domain) for batch in source]
         codes, domains = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        self.domain_embedding.copy_(group_means(codes, domains)[0].mean(0))
+        self.domain_embedding.copy_(group_means(codes, domains)[0].mean(0).detach())
 
     def see_target(self, x: Tensor) -> None:
         codes = torch.cat([self.encode(self.embed(part)) for part in x.split(_AT_ONCE)])
-        self.domain_embedding.copy_(codes.mean(0))
+        self.domain_embedding.copy_(codes.mean(0).detach())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.embed_and_classify(x)[1]
