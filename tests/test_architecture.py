@@ -24,6 +24,7 @@ FLOORS = [
         "torchvision_guard",
         "gaussian",
         "image_norm",
+        "networks",
         "types",
         "progress",
         "storage",

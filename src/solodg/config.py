@@ -221,7 +221,7 @@ def _recipe(config: RunConfig) -> dict[str, Any]:
 
 def _with_recipe(config: RunConfig) -> RunConfig:
     """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
-    from solodg.backbones import has_batch_norm  # late: it imports all of timm
+    from solodg.networks import has_batch_norm  # late: it imports all of timm
 
     recipe = _recipe(config)
     said = ALGORITHMS[config.algorithm].variants.get(config.variant, {})
