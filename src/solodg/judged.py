@@ -107,7 +107,7 @@ def _judge(
     algorithm: Algorithm, part: ScoredPart, device: torch.device, progress: Progress
 ) -> JudgedPart:
     images = part.images
-    domain = images.domain_names[int(images.domains[0])]
+    domain = images.domain_name
     before, after = [], []
     with progress.bar(f"Judging {domain}", len(images)) as advance:
         for batch in inputs(images):

@@ -111,7 +111,7 @@ def _record(one: _Scored, common: dict[str, Any], folder: Path) -> Record:
     seen = {"target_images": one.shown} if one.shown else {}
     return Record(
         **common | {"stream": common["stream"] | seen},
-        domain=one.part.domain_names[int(one.part.domains[0])],
+        domain=one.part.domain_name,
         role=one.role,
         metrics=metrics(one.result),
         time={
@@ -133,8 +133,7 @@ def _plainly(
     for role, part in parts:
         shown = show_target(model.algorithm, part, device)
         started = time.perf_counter()
-        name = part.domain_names[int(part.domains[0])]
-        with progress.bar(f"Scoring {name}", len(part)) as advance:
+        with progress.bar(f"Scoring {part.domain_name}", len(part)) as advance:
             result = predict(
                 model.probabilities, inputs(part), device=device, advance=partial(_one, advance)
             )

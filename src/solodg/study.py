@@ -74,7 +74,7 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
         needs_images=True, progress=NoProgress(), say=lambda text: None,
     )  # fmt: skip
     drawn = {
-        part.images.domain_names[int(part.images.domains[0])]: Stream(images=images).of(part.images)
+        part.images.domain_name: Stream(images=images).of(part.images)
         for part in opened.parts
         if part.role == "target"
     }

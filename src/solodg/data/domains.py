@@ -36,6 +36,11 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def domain_name(self) -> str:
+        """Of images that are all of one domain."""
+        return self.domain_names[int(self.domains[0])]
+
     def subset(self, indices: Indices) -> "LabelledImages":
         chosen = np.asarray(indices, dtype=np.int64)
         return replace(
