@@ -1,5 +1,6 @@
 """What every algorithm promises of a whole run: stopped and resumed, and in two processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 
 
 SCRIPT = """
-import hashlib, os, sys
+import hashlib, json, sys
 from pathlib import Path
 import solodg.run as run
 from solodg.algorithms import ALGORITHMS
@@ -95,8 +96,10 @@ def fit(fabric, algorithm, *rest):
     real_fit(fabric, algorithm, *rest)
     content = b"".join(p.detach().numpy().tobytes() for p in algorithm.parameters())
     moved = any(not p.equal(before[n]) for n, p in algorithm.named_parameters())
-    print(f"name={name} rank={fabric.global_rank} world={fabric.world_size} moved={moved} "
-          f"weights={hashlib.sha256(content).hexdigest()}", flush=True)
+    report = {"name": name, "rank": fabric.global_rank, "world": fabric.world_size,
+              "moved": moved, "weights": hashlib.sha256(content).hexdigest()}
+    own = Path(sys.argv[1]) / f"{name}-{fabric.global_rank}.json"  # a shared pipe tears lines
+    own.write_text(json.dumps(report))
 
 run.fit = fit
 for name in ALGORITHMS:
@@ -117,14 +120,9 @@ def test_two_processes_end_with_the_same_weights(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
-    reports = [
-        dict(part.split("=") for part in line.split())
-        for line in ended.stdout.splitlines()
-        if line.startswith("name=")
-    ]
+    reports = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json")]
     for name in ALGORITHMS:
         own = [report for report in reports if report["name"] == name]
-        assert sorted(report["rank"] for report in own) == ["0", "1"], name
-        assert {report["world"] for report in own} == {"2"}
-        assert {report["moved"] for report in own} == {"True"}
+        assert sorted(report["rank"] for report in own) == [0, 1], name
+        assert all(report["world"] == 2 and report["moved"] for report in own), name
         assert len({report["weights"] for report in own}) == 1, name
