@@ -196,4 +196,4 @@ def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_ref
         resolved(arguments={"frame": -1})
     assert resolved(algorithm="erm").image_norm is None
     assert resolved(algorithm="erm").decay == "cosine"
-    assert resolved(algorithm="erm", pretrained=True).decay == "cosine"
+    assert resolved(algorithm="erm", pretrained=True).decay is None

@@ -33,7 +33,7 @@ class Algorithm(nn.Module):
     # "pretrained" weights: values of the run's configuration.
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": {"label_smoothing": 0.1, "decay": "cosine"},
-        "pretrained": {"label_smoothing": 0.1, "decay": "cosine"},
+        "pretrained": {},
     }
     label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
 

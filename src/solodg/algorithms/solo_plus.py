@@ -48,7 +48,7 @@ class SoloPlus(Solo):
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": 2}},
-        "pretrained": Solo.recipes["pretrained"] | {"image_norm": (0.0, 3000.0, 300.0)},
+        "pretrained": {"image_norm": (0.0, 3000.0, 300.0)},
     }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},

@@ -109,7 +109,7 @@ def train(
     weight_decay: Annotated[float | None, typer.Option(help="[dim]default: 0.0005[/dim]")] = None,
     label_smoothing: Annotated[
         float | None,
-        typer.Option(help="0: none.  [dim]default: 0.1[/dim]"),
+        typer.Option(help="0: none.  [dim]default: 0.1 from random weights[/dim]"),
     ] = None,
     weight_average: Annotated[
         float | None,
@@ -118,7 +118,8 @@ def train(
     decay: Annotated[
         str | None,
         typer.Option(
-            help="Of the learning rates: cosine, to zero, or constant.  [dim]default: cosine[/dim]"
+            help="Of the learning rates: cosine, to zero, or constant.  [dim]default: cosine from "
+            "random weights[/dim]"
         ),
     ] = None,
     select: Annotated[
