@@ -78,16 +78,21 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, va
     schedule = Schedule(40, 10, 3e-3, 3e-3, 0.0, 0)
     optimizer = build_optimizer(algorithm, schedule)
     values = []
+    reached = set()
     for episode in episodes(toy, 40):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
         losses["loss"].backward()
         optimizer.step()
+        reached |= {
+            name
+            for name, p in algorithm.named_parameters()
+            if p.grad is not None and p.grad.count_nonzero()
+        }
         # A disc cannot tell how it was turned: where there is a class loss, that is what must fall.
         (told, *_) = [losses[n] for n in ("class", "posterior_ce", "loss") if n in losses]
         values.append(told.item())
-    unreached = [n for n, p in algorithm.named_parameters() if p.grad is None]
-    assert not unreached
+    assert not dict(algorithm.named_parameters()).keys() - reached
     assert sum(values[-5:]) < sum(values[:5])
     if variant != "literal":  # which does not start from random weights: see docs/method.md
         assert sum(values[-5:]) < 0.5 * sum(values[:5])

@@ -79,6 +79,17 @@ def test_corals_distance_is_none_for_equal_domains_and_defined_for_one_image() -
     torch.testing.assert_close(alone, F.mse_loss(z[:5].mean(0), z[5]))
 
 
+def test_coral_adds_the_distance_by_gamma() -> None:
+    torch.manual_seed(0)
+    algorithm = ALGORITHMS["coral"](ReadyFeatures(4, 2), num_classes=3, gamma=0.3).double()
+    source, target = (b._replace(x=b.x.double()) for b in episode((6,))[:2])
+    whole = Episode(source, target)
+    z, domain = whole.merged.x[:, :4], whole.merged.domain
+    expected = F.cross_entropy(algorithm.classifier(z), whole.merged.y).item()
+    expected += 0.3 * plain_distance(z.numpy(), domain.numpy())
+    assert algorithm.losses(whole)["loss"].item() == pytest.approx(expected, rel=1e-12)
+
+
 # MixStyle
 
 
@@ -166,7 +177,6 @@ def test_rsc_mutes_a_third_of_channels_or_positions_of_a_third_of_the_images() -
         torch.manual_seed(seed)
         kept = algorithm.challenge(last, batch.y)
         muted = (~kept).flatten(1).any(1)
-        assert 1 <= muted.sum() <= 5
         probability = []
         for i in range(15):
             # By hand: the map is pooled by its mean, so the gradient is the class's row over 16.
@@ -189,8 +199,19 @@ def test_rsc_mutes_a_third_of_channels_or_positions_of_a_third_of_the_images() -
         own = [lo.softmax(1).gather(1, batch.y[:, None])[:, 0] for lo in logits]
         fall = own[0] - own[1]
         assert fall[muted].min() >= fall[~muted].clamp_min(0).max() - 1e-6
+        assert muted.sum() == min(5, (fall > 0).sum())
     assert kinds == {0, 43}
     assert algorithm.training
+
+
+def test_rsc_learns_from_what_the_challenge_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = on_images(RSC).eval()
+    one = episode((3, 32, 32))
+    last = algorithm.backbone.last_map(one.merged.x)
+    kept = torch.rand_like(last) < 0.6
+    monkeypatch.setattr(algorithm, "challenge", lambda _last, _y: kept)
+    left = F.cross_entropy(algorithm.classifier((last * kept).mean((2, 3))), one.merged.y)
+    torch.testing.assert_close(algorithm.losses(one)["loss"], left)
 
 
 def test_rsc_works_on_embeddings_where_there_is_no_map() -> None:
@@ -367,11 +388,31 @@ def test_puzzles_have_the_size_of_images_and_need_images() -> None:
         JiGen(ReadyFeatures(4, 2), num_classes=3)
 
 
-def test_jigen_weighs_the_puzzle() -> None:
-    algorithm = on_images(JiGen, jigsaw_weight=0.7).train()
-    losses = algorithm.losses(episode((3, 32, 32)))
-    torch.testing.assert_close(losses["loss"], losses["class"] + 0.7 * losses["jigsaw"])
+def test_jigen_tells_classes_of_whole_images_and_orders_of_puzzles() -> None:
+    algorithm = on_images(JiGen, jigsaw_weight=0.7).eval()
     assert algorithm.jigsaw.out_features == 31
+    one = episode((3, 32, 32))
+    torch.manual_seed(5)
+    drawn = torch.randint(31, (15,))
+    torch.manual_seed(5)
+    losses = algorithm.losses(one)
+    puzzles = puzzle(one.merged.x, distant_orders(31)[drawn])
+    order = F.cross_entropy(algorithm.jigsaw(algorithm.embed(puzzles)), drawn)
+    expected = F.cross_entropy(algorithm(one.merged.x), one.merged.y) + 0.7 * order
+    torch.testing.assert_close(losses["loss"], expected)
+
+
+def test_jigen_remembers_statistics_of_whole_images_and_puzzles_alike() -> None:
+    algorithm = on_images(JiGen).train()
+    plain, one = copy.deepcopy(algorithm), episode((3, 32, 32))
+    torch.manual_seed(5)
+    drawn = torch.randint(31, (15,))
+    torch.manual_seed(5)
+    algorithm.losses(one)
+    puzzles = puzzle(one.merged.x, distant_orders(31)[drawn])
+    plain.embed(torch.cat([one.merged.x, puzzles]))
+    for (name, own), other in zip(algorithm.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(own, other, msg=name)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,26 @@ def test_masf_is_what_its_docstring_says() -> None:
     torch.testing.assert_close(losses["loss"], class_loss + alignment + 0.3 * metric)
 
 
+def test_masfs_gradient_is_that_of_finite_differences() -> None:
+    masf = on_features("masf", inner_rate=0.5, metric_weight=0.3)
+    whole = as_episode(feature_batch(), 16)
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(4)  # the same domain is tested
+        return masf.losses(whole)["loss"]
+
+    (gradient,) = torch.autograd.grad(loss(), masf.classifier.weight)
+    for index in ((0, 0), (2, 5), (3, 1)):
+        values = []
+        for step in (1e-5, -2e-5):
+            with torch.no_grad():
+                masf.classifier.weight[index] += step
+            values.append(loss().item())
+        with torch.no_grad():
+            masf.classifier.weight[index] += 1e-5
+        assert gradient[index].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
+
+
 def test_symmetric_kl_is_that_of_torch_and_leaves_absent_classes_out() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(2, 4, 4, dtype=torch.float64).unbind()
@@ -202,7 +222,9 @@ def test_gradients_come_back_reversed_and_scaled() -> None:
 def test_each_term_reaches_whom_it_should_with_its_sign_and_weight() -> None:
     algorithm = on_features("entropy_regularisation")
     batch = feature_batch(requires_grad=True)
-    algorithm.losses(as_episode(batch, 16))["loss"].backward()
+    some = torch.tensor([0, 1, 2, 4, 5, 8, 9, 10, 16, 17, 18, 19, 20, 21, 22])  # 5, 3 and 7
+    batch = Batch(batch.x.detach()[some].requires_grad_(), batch.y[some], batch.domain[some])
+    algorithm.losses(as_episode(batch, 8))["loss"].backward()
 
     plain = copy.deepcopy(algorithm)
     z = batch.x.detach()[:, :DIM].requires_grad_()
@@ -214,13 +236,16 @@ def test_each_term_reaches_whom_it_should_with_its_sign_and_weight() -> None:
         return F.cross_entropy(logits, batch.y[image])
 
     own = batch.domain.tolist()
+    share = [1 / (3 * own.count(d)) for d in own]  # every domain counts alike
+    told = F.cross_entropy(plain.discriminator(z), batch.domain, reduction="none")
     terms = {
         "class": F.cross_entropy(plain.classifier(z), batch.y),
-        "discriminator": F.cross_entropy(plain.discriminator(z), batch.domain),
-        "fitted": sum(by(plain.fitted, i, own[i]) for i in rows) / len(z),
-        "across": sum(by(plain.fitted, i, d) for i in rows for d in {0, 1, 2} - {own[i]})
-        / (2 * len(z)),
-        "rivals": sum(by(plain.rivals, i, own[i]) for i in rows) / len(z),
+        "discriminator": sum(share[i] * told[i] for i in rows),
+        "fitted": sum(share[i] * by(plain.fitted, i, own[i]) for i in rows),
+        "across": sum(
+            share[i] / 2 * by(plain.fitted, i, d) for i in rows for d in {0, 1, 2} - {own[i]}
+        ),
+        "rivals": sum(share[i] * by(plain.rivals, i, own[i]) for i in rows),
     }
     weights = {"class": 1, "discriminator": -0.1, "fitted": 0, "across": 0.05, "rivals": -0.001}
     expected = sum(
@@ -279,6 +304,18 @@ def test_statistics_are_a_mix_of_batch_and_instance_for_each_domain(training, pi
             mean, var = 0.9 * mean + 0.1 * batch.mean(1), 0.9 * var + 0.1 * unbiased
         np.testing.assert_allclose(norm.running_mean[d].numpy(), mean)
         np.testing.assert_allclose(norm.running_var[d].numpy(), var)
+
+
+def test_gradients_go_through_the_statistics_of_domain_and_image() -> None:
+    norm = random_norm().train()
+    domain = torch.tensor([0, 2, 0, 1, 2, 0])
+    x = torch.randn(6, 5, 2, 2, dtype=torch.float64, requires_grad=True)
+
+    def normalised(x: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+        with images_of(domain):
+            return torch.func.functional_call(norm, {"mix": mix}, (x,))
+
+    assert torch.autograd.gradcheck(normalised, (x, norm.mix))
 
 
 def test_dson_averages_probabilities_over_the_branches() -> None:
@@ -381,6 +418,18 @@ def test_a_domain_is_the_mean_code_of_its_images() -> None:
         torch.testing.assert_close(parameter.grad, gradient)  # nothing of the class loss
 
 
+def test_the_class_loss_alone_reaches_the_embedding() -> None:
+    algorithm = on_features("da_erm")
+    batch = feature_batch(requires_grad=True)
+    algorithm.losses(as_episode(batch, 16))["loss"].backward()
+    z = batch.x.detach()[:, :DIM].requires_grad_()
+    codes = algorithm.encode(z).detach()
+    centres = torch.stack([codes[batch.domain == d].mean(0) for d in range(3)])
+    both = torch.cat([z, centres[batch.domain]], 1)
+    (expected,) = torch.autograd.grad(F.cross_entropy(algorithm.classifier(both), batch.y), z)
+    torch.testing.assert_close(batch.x.grad[:, :DIM], expected)
+
+
 def test_target_images_change_predictions_until_the_next_finalize() -> None:
     algorithm = on_features("da_erm").eval()
     batch = feature_batch()
@@ -478,6 +527,13 @@ def test_l2a_ot_adds_up() -> None:
     torch.testing.assert_close(losses["loss"], classes + 0.7 * (2 - far) + 3 * cycle)
 
 
+def test_the_generator_learns_from_the_classes_of_what_it_makes() -> None:
+    algorithm = on_images("l2a_ot", novelty_weight=0.0, cycle_weight=0.0).train()
+    batch = Batch(images(6), torch.arange(6) % 4, torch.arange(6) // 2)
+    algorithm.losses(as_episode(batch, 4))["loss"].backward()
+    assert all(p.grad.abs().max() > 0 for p in algorithm.generator.parameters())
+
+
 # Whole runs
 
 
@@ -518,13 +574,27 @@ def test_da_erm_sees_images_of_the_scored_domain_and_no_others(
             assert all(row.numpy().tobytes() in own for row in images)
 
 
-def test_da_erm_is_validated_with_the_domain_in_sight_and_saved_without(tmp_path: Path) -> None:
+def test_da_erm_is_validated_with_the_domain_in_sight_and_saved_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = RunConfig(
         dataset="toy", algorithm="da_erm", backbone="small_cnn", steps=3, validate_every=3
     )
+    shown: list[torch.Tensor] = []
+    see_target = DAERM.see_target
+
+    def watched(self: DAERM, x: torch.Tensor) -> None:
+        shown.append(x.clone())
+        see_target(self, x)
+
+    monkeypatch.setattr(DAERM, "see_target", watched)
     train_run(config, Machine(accelerator="cpu"), tmp_path)
     saved, _ = checkpoint.load(tmp_path)
     source, _ = open_source(resolve(config), Machine(accelerator="cpu"))
+    val = source.val
+    for number, x in zip(np.unique(val.domains), shown, strict=True):  # each domain by itself
+        own = to_unit(val.images.take(np.flatnonzero(val.domains == number)))
+        assert {row.numpy().tobytes() for row in x} <= {row.numpy().tobytes() for row in own}
     before = saved.domain_embedding.clone()
     with torch.inference_mode():
         saved.finalize(inputs(source.train.balanced(config.centre_images, config.seed)))

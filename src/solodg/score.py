@@ -131,8 +131,8 @@ def _plainly(
     """In order and in large batches: predictions do not depend on either."""
     scored = []
     for role, part in parts:
-        shown = show_target(model.algorithm, part, device)
         started = time.perf_counter()
+        shown = show_target(model.algorithm, part, device)
         with progress.bar(f"Scoring {part.domain_name}", len(part)) as advance:
             result = predict(
                 model.probabilities, inputs(part), device=device, advance=partial(_one, advance)

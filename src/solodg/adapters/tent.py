@@ -33,7 +33,7 @@ class Tent(Adapter):
         self.steps, self.learning_rate = steps, learning_rate
         self.norms = batch_norms(algorithm)
         self.affine: list[nn.Parameter] = [
-            p for norm in self.norms for p in norm.parameters(recurse=False)
+            p for norm in self.norms for p in (norm.weight, norm.bias) if p is not None
         ]
         self.memory = Memory([*self.affine, *stored_statistics(self.norms)])
         self.optimizer = self._optimizer()

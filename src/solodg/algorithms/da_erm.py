@@ -6,10 +6,11 @@
     logits             a small network on [embedding ; domain embedding]
 
 It needs a batch of unlabelled images of the test domain (`target_images`), which other methods do
-without: compare them with that in mind. Scoring a domain, or validating on one, shows them to it;
-where the domain is not known (`solodg predict`, an exported file) it predicts with the mean of the
-source domains' embeddings. The authors train the prototypical network first, as a network of its
-own; here it reads the backbone and is trained along, and neither loss moves the other's weights.
+without: compare them with that in mind. Scoring a domain, or validating on one, shows them to it,
+and they are among the images that are then scored; where the domain is not known (`solodg predict`,
+an exported file) it predicts with the mean of the source domains' embeddings. The authors train the
+prototypical network first, as a network of its own; here it reads the backbone and is trained
+along, and neither loss moves the other's weights.
 """
 
 from collections.abc import Iterable

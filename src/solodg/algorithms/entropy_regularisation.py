@@ -9,11 +9,11 @@ Features on which domains look alike, as a whole and given the class. With z the
            + CE of a second classifier per domain on its own; its gradient reaches z reversed, by
              `within`: no domain is to have a class boundary of its own
 
-The three weights are the authors'. What differs: their domain classifiers and discriminator are
-networks of 1024 and 256 units with dropout, here linear ones and one of 1024; theirs take a step of
-their own before they are used on other domains, here all is one step; they begin with all losses
-weighed by 0.01; and they weigh classes and domains by their inverse counts, for which the balanced
-context of an episode stands here.
+In all but the first every domain counts alike, however many images an episode has of it. The three
+weights are the authors'. What differs: their domain classifiers and discriminator are networks of
+1024 and 256 units with dropout, here linear ones and one of 1024; theirs take a step of their own
+before they are used on other domains, here all is one step; they begin with all losses weighed by
+0.01; and they weigh classes by their inverse counts too.
 """
 
 from typing import Any
@@ -54,9 +54,12 @@ class EntropyRegularisation(ERM):
         batch = episode.merged
         z = self.embed(batch.x)
         class_loss = self.cross_entropy(self.classifier(z), batch.y)
+        counts = batch.domain.bincount(minlength=self.num_domains).clamp(min=1)
         terms = {
             "discriminator": F.cross_entropy(
-                self.discriminator(reverse_gradient(z, self.adversary)), batch.domain
+                self.discriminator(reverse_gradient(z, self.adversary)),
+                batch.domain,
+                weight=1 / counts.to(z.dtype),
             ),
             "fitted": self._own(self.fitted(z.detach()), batch.y, batch.domain),
             "across": self.across * self._across(z, batch.y, batch.domain),
@@ -71,15 +74,20 @@ class EntropyRegularisation(ERM):
     def _own(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         """Each image by the classifier of its domain."""
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
-        rows = torch.arange(len(y), device=y.device)
-        return self.cross_entropy(by_domain[rows, domain], y)
+        own = [(domain == d, d) for d in domain.unique()]
+        return torch.stack(
+            [self.cross_entropy(by_domain[rows, d], y[rows]) for rows, d in own]
+        ).mean()
 
     def _across(self, z: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         """Each image by the classifiers of all other domains, as they are."""
         logits = F.linear(z, self.fitted.weight.detach(), self.fitted.bias.detach())
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
         others = F.one_hot(domain, self.num_domains) == 0  # (B, domains)
-        return self.cross_entropy(by_domain[others], y[:, None].expand_as(others)[others])
+        asked = [others & (domain == d)[:, None] for d in domain.unique()]
+        return torch.stack(
+            [self.cross_entropy(by_domain[o], y[:, None].expand_as(o)[o]) for o in asked]
+        ).mean()
 
 
 class _ReverseGradient(torch.autograd.Function):

@@ -44,8 +44,10 @@ class JiGen(ERM):
     def losses(self, episode: Episode) -> dict[str, Tensor]:
         batch = episode.merged
         drawn = torch.randint(len(self.orders), (len(batch.y),), device=batch.y.device)
-        class_loss = self.cross_entropy(self(batch.x), batch.y)
-        puzzles = self.embed(puzzle(batch.x, self.orders[drawn]))
+        # In one pass: BatchNorm is to judge both kinds by the statistics that it remembers.
+        shown = torch.cat([batch.x, puzzle(batch.x, self.orders[drawn])])
+        whole, puzzles = self.embed(shown).chunk(2)
+        class_loss = self.cross_entropy(self.classifier(whole), batch.y)
         jigsaw = F.cross_entropy(self.jigsaw(puzzles), drawn)
         return {
             "loss": class_loss + self.jigsaw_weight * jigsaw,

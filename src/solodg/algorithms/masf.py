@@ -9,8 +9,10 @@ One random domain of the episode is meta-test, the others are meta-train:
                 theta', over all domains
     loss        meta-train cross-entropy + alignment + metric_weight * metric
 
-The rates, the margin and the weights are the authors'. Their code drops the second
-derivatives and clips the inner gradient; here theta' is differentiated through, and not clipped.
+The inner rate, the margin and the weights are the authors'. Their code drops the second
+derivatives, clips gradients and has an optimiser with a small rate of its own for each of the three
+losses; here theta' is differentiated through, nothing is clipped and the run's optimiser has it
+all.
 """
 
 import torch
