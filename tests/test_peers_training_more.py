@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,20 @@ def plain_triplet(code: torch.Tensor, y: torch.Tensor, margin: float) -> torch.T
     return sum(terms) / len(terms)
 
 
+def assert_gradient_of(value: Callable[[], torch.Tensor], weight: nn.Parameter) -> None:
+    """By finite differences at some places."""
+    (gradient,) = torch.autograd.grad(value(), weight)
+    for index in ((0, 0), (2, 5), (3, 1)):
+        values = []
+        for step in (1e-5, -2e-5):
+            with torch.no_grad():
+                weight[index] += step
+            values.append(value().item())
+        with torch.no_grad():
+            weight[index] += 1e-5
+        assert gradient[index].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
+
+
 def test_the_inner_step_is_a_step_of_sgd() -> None:
     masf = on_images("masf", inner_rate=0.3).train()
     stepped = copy.deepcopy(masf)
@@ -105,16 +120,7 @@ def test_the_inner_step_is_differentiated_through() -> None:
         weights = masf.inner_step(F.cross_entropy(masf(batch.x), batch.y))
         return weights["classifier.weight"].pow(3).sum()
 
-    (gradient,) = torch.autograd.grad(after(), masf.classifier.weight)
-    for index in ((0, 0), (2, 5)):
-        values = []
-        for step in (1e-5, -2e-5):
-            with torch.no_grad():
-                masf.classifier.weight[index] += step
-            values.append(after().item())
-        with torch.no_grad():
-            masf.classifier.weight[index] += 1e-5
-        assert gradient[index].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
+    assert_gradient_of(after, masf.classifier.weight)
 
 
 def test_masf_is_what_its_docstring_says() -> None:
@@ -155,16 +161,7 @@ def test_masfs_gradient_is_that_of_finite_differences() -> None:
         torch.manual_seed(4)  # the same domain is tested
         return masf.losses(whole)["loss"]
 
-    (gradient,) = torch.autograd.grad(loss(), masf.classifier.weight)
-    for index in ((0, 0), (2, 5), (3, 1)):
-        values = []
-        for step in (1e-5, -2e-5):
-            with torch.no_grad():
-                masf.classifier.weight[index] += step
-            values.append(loss().item())
-        with torch.no_grad():
-            masf.classifier.weight[index] += 1e-5
-        assert gradient[index].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
+    assert_gradient_of(loss, masf.classifier.weight)
 
 
 def test_symmetric_kl_is_that_of_torch_and_leaves_absent_classes_out() -> None:
