@@ -12,7 +12,7 @@ import torch
 from benchmarks.model import build, predictor
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
 from solodg.adapters import ADAPTERS
-from solodg.allocator import keep_freed_memory
+from solodg.runs.allocator import keep_freed_memory
 
 _FEW = 2
 

@@ -14,11 +14,11 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_validate
 
 from benchmarks.timing import table
 from solodg import SoloClassifier
-from solodg.allocator import keep_freed_memory
-from solodg.assembly import feature_store, make_backbone, open_source, with_features
-from solodg.config import Machine, RunConfig, resolve
 from solodg.data import DATASETS
 from solodg.progress import BarProgress
+from solodg.runs.allocator import keep_freed_memory
+from solodg.runs.build import feature_store, make_backbone, open_source, with_features
+from solodg.runs.config import Machine, RunConfig, resolve
 
 
 def embeddings(machine: Machine, weights: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.allocator import keep_freed_memory
-from solodg.backbones import build_backbone
-from solodg.config import RunConfig
-from solodg.training import Schedule, build_optimizer
+from solodg.models.backbones import build_backbone
+from solodg.runs.allocator import keep_freed_memory
+from solodg.runs.config import RunConfig
+from solodg.runs.fit import Schedule, build_optimizer
 from solodg.types import Batch, Episode
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.algorithms.solo import MergedLayer, Solo, Turn
-from solodg.algorithms.writer import MIN_SCALE
-from solodg.gaussian import Gaussian, kl
+from solodg.algorithms.solo.gaussian import Gaussian, kl
+from solodg.algorithms.solo.method import MergedLayer, Solo, Turn
+from solodg.algorithms.solo.writer import MIN_SCALE
 from solodg.types import Features
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 import solodg
 from benchmarks.timing import table
 from solodg.pixels import EXTENSIONS
-from solodg.serving.answers import report
+from solodg.serving.schemas import report
 
 MODES = {"micro-batches of up to 16": 16, "one at a time": 1}
 ROUNDS, WARM = 2, 3.0  # modes take turns; seconds of load before anything is counted
@@ -137,7 +137,7 @@ def _megabytes(pid: int) -> float:
 
 def noise(folder: Path) -> tuple[Path, list[bytes]]:
     from benchmarks.onnx import build
-    from solodg.onnx_export import export_onnx
+    from solodg.predict.export import export_onnx
 
     export_onnx(build("resnet18"), folder / "resnet18.onnx")
     generator = np.random.default_rng(0)

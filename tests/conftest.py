@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from solodg.config import Machine, RunConfig
 from solodg.data import DATASETS, DomainDataset, Loading
-from solodg.onnx_export import export_onnx
-from solodg.predictor import Predictor
-from solodg.run import train_run
-from solodg.torchvision_guard import make_torchvision_importable
+from solodg.predict.export import export_onnx
+from solodg.predict.torch import Predictor
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.train import train_run
+from solodg.torchvision_shim import make_torchvision_importable
 
 make_torchvision_importable()  # tests import timm and torchvision themselves
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import uvicorn
 
-from solodg.prediction import ImagePredictor
+from solodg.predict.base import ImagePredictor
 from solodg.serving.app import build_app
 from solodg.serving.settings import Settings
 

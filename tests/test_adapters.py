@@ -15,9 +15,10 @@ from solodg.adapters.t3a import T3A
 from solodg.adapters.tent import Tent
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.ttt import turned
-from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.errors import UserError
-from solodg.image_norm import ImageBatchNorm
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
+from solodg.models.image_norm import ImageBatchNorm
 
 
 def model(name: str = "erm", backbone: str = "small_cnn", image_norm: float | None = None):

@@ -5,9 +5,10 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.errors import UserError
-from solodg.networks import has_batch_norm
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
+from solodg.models.networks import has_batch_norm
 
 # One that hands out its stages, one that only names them, one of tokens, and the special ones.
 NAMES = ["resnet18", "densenet121", "vit_tiny_patch16_224", "alexnet", "small_cnn",

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from solodg.benchmark import RESULTS, pending, run_serially
-from solodg.config import Machine
-from solodg.estimate import estimate_seconds
-from solodg.plan import read_plan
+from solodg.bench.duration import estimate_seconds
+from solodg.bench.plan import read_plan
+from solodg.bench.records import Results, append_cell, read_results
+from solodg.bench.runner import RESULTS, pending, run_serially
 from solodg.progress import NoProgress
-from solodg.results import Results, append_cell, read_results
+from solodg.runs.config import Machine
 from solodg.storage import read_lines, try_lock
 from test_plan_table import lines, rising, toy_plan
 
@@ -251,7 +251,7 @@ def test_an_error_that_is_ours_leaves_its_traceback(tmp_path: Path, monkeypatch)
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("as if")
 
-    monkeypatch.setattr("solodg.benchmark.train_run", broken)
+    monkeypatch.setattr("solodg.bench.runner.train_run", broken)
     said: list[str] = []
     cells = toy_plan(seeds=[0]).cells()[:2]
     tally = run_serially(cells, Machine(), tmp_path, progress=NoProgress(), say=said.append)

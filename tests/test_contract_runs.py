@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from solodg import run
 from solodg.algorithms import ALGORITHMS
-from solodg.config import Machine, RunConfig
 from solodg.progress import Advance
-from solodg.run import train_run
+from solodg.runs import train as run
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.train import train_run
 from solodg.storage import read_lines
 
 CPU = Machine(accelerator="cpu")
@@ -85,9 +85,9 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
-import solodg.run as run
+import solodg.runs.train as run
 from solodg.algorithms import ALGORITHMS
-from solodg.config import Machine, RunConfig
+from solodg.runs.config import Machine, RunConfig
 
 real_fit = run.fit
 

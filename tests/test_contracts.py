@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from solodg import checkpoint
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS, build_algorithm
-from solodg.backbones import build_backbone
-from solodg.config import RunConfig, algorithm_arguments, resolve
 from solodg.data import DATASETS, DomainDataset
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import to_unit
-from solodg.model_info import ModelInfo
-from solodg.training import Schedule, build_optimizer
+from solodg.models.backbones import build_backbone
+from solodg.runs import checkpoint
+from solodg.runs.config import RunConfig, algorithm_arguments, resolve
+from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.model_info import ModelInfo
 from solodg.types import Batch, Episode
 
 VARIANTS = [(name, variant) for name, kind in ALGORITHMS.items() for variant in kind.variants]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from solodg.evaluation import Predictions, expected_calibration_error, metrics, predict
-from solodg.prediction import uncertainty
+from solodg.predict.base import uncertainty
+from solodg.runs.metrics import Predictions, expected_calibration_error, metrics, predict
 from solodg.types import Batch
 
 

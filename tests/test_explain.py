@@ -11,22 +11,22 @@ import torch
 from PIL import Image
 
 from figure_text import disorder, texts
-from solodg.assembly import open_source
-from solodg.config import Machine, RunConfig
 from solodg.errors import UserError
-from solodg.explain import Explanation, Judgement, Neighbour, explain
-from solodg.explain_figure import (
+from solodg.explain.explanation import Explanation, Judgement, Neighbour, explain
+from solodg.explain.figure import (
     ONE_CLASSIFIER,
     explain_figure,
     plane_figure,
     probabilities_figure,
 )
-from solodg.plane import PER_CELL, PLANE, Plane, kept_plane, principal_axes
-from solodg.predictor import Predictor
-from solodg.run import train_run
-from solodg.runfolder import read_config, read_machine
+from solodg.explain.projection import PER_CELL, PLANE, Plane, kept_plane, principal_axes
+from solodg.figures.style import png, svg, themed_svg
+from solodg.predict.torch import Predictor
+from solodg.runs.build import open_source
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.folder import read_config, read_machine
+from solodg.runs.train import train_run
 from solodg.storage import read_tensors, write_tensors
-from solodg.themed import png, svg, themed_svg
 
 KINDS = [("solo", "default"), ("solo", "invariant"), ("solo_plus", "default"), ("erm", "default")]
 

@@ -9,13 +9,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import solodg
-from solodg.backbones import Backbone, build_backbone
-from solodg.config import Machine, RunConfig
 from solodg.data import dataset_spec
 from solodg.data.loading import Loading
 from solodg.data.transforms import to_unit
-from solodg.run import train_run
-from solodg.score import evaluate_run
+from solodg.models.backbones import Backbone, build_backbone
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.train import train_run
 
 
 def save_weights(donor: Backbone, path: Path) -> None:
@@ -97,8 +97,8 @@ def test_other_weights_or_other_images_are_other_features(tmp_path, frozen, forw
 
 
 def test_stored_features_are_the_features_of_their_image(tmp_path, image_folder) -> None:
-    from solodg.features import FeatureStore
     from solodg.progress import NoProgress
+    from solodg.runs.feature_cache import FeatureStore
 
     backbone = build_backbone("small_cnn", channels=3, image_size=32).eval()
     dataset = dataset_spec(str(image_folder)).load(Loading(Path("."), 32, 3))

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from solodg.algorithms.frame import Frame, composed, disagreement, mean_pose, posed, resampled
+from solodg.algorithms.solo_plus.pose import (
+    Frame,
+    composed,
+    disagreement,
+    mean_pose,
+    posed,
+    resampled,
+)
 
 
 @pytest.mark.parametrize("size", [28, 32, 48])

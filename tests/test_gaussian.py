@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Independent, Normal, kl_divergence
 
-from solodg.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
+from solodg.algorithms.solo.gaussian import Gaussian, LogitMoments, kl, safe_sqrt, shared_logits
 
 
 def random_gaussian(*shape: int, seed: int = 0) -> Gaussian:

@@ -8,14 +8,15 @@ from pydantic import ValidationError
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from solodg.backbones import ReadyFeatures, build_backbone
-from solodg.config import Machine, RunConfig, resolve
 from solodg.errors import UserError
-from solodg.image_norm import ImageBatchNorm, normalise_by_image
-from solodg.predictor import Predictor
-from solodg.run import train_run
-from solodg.score import evaluate_run
-from solodg.stream import Stream
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
+from solodg.models.image_norm import ImageBatchNorm, normalise_by_image
+from solodg.predict.torch import Predictor
+from solodg.runs.config import Machine, RunConfig, resolve
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.stream import Stream
+from solodg.runs.train import train_run
 from test_features import save_weights
 
 

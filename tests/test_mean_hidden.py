@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from solodg.algorithms import mean_hidden as module
-from solodg.algorithms.mean_hidden import mean_hidden
+from solodg.algorithms.solo import mean_hidden as module
+from solodg.algorithms.solo.mean_hidden import mean_hidden
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

@@ -15,13 +15,13 @@ import onnx
 import solodg
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.solo import adapts
-from solodg.backbones import build_backbone
+from solodg.algorithms.solo.method import adapts
 from solodg.errors import UserError
-from solodg.model_info import ModelInfo
-from solodg.onnx_export import export_onnx, to_onnx
-from solodg.onnx_model import INPUT, METADATA, open_session
-from solodg.predictor import Predictor
+from solodg.models.backbones import build_backbone
+from solodg.predict.export import export_onnx, to_onnx
+from solodg.predict.onnx import INPUT, METADATA, open_session
+from solodg.predict.torch import Predictor
+from solodg.runs.model_info import ModelInfo
 from solodg.types import Batch
 from test_contracts import VARIANTS, finalized
 
@@ -66,7 +66,9 @@ def test_every_method_can_be_exported(toy, tmp_path: Path, name: str, variant: s
     assert export_onnx(model, tmp_path / "x.onnx") < 1e-4
     loaded = solodg.load(tmp_path / "x.onnx")
     pixels = toy.targets(["sky"])["sky"].images.take(range(7)).numpy()
-    for wanted, found in zip(model.judge(pixels), loaded.judge(pixels), strict=True):
+    for wanted, found in zip(
+        model.predict_pixels(pixels), loaded.predict_pixels(pixels), strict=True
+    ):
         assert found.label == wanted.label
         assert found.probabilities == pytest.approx(wanted.probabilities, abs=1e-4)
         assert (found.before is None) == (not adapts(model.algorithm))
@@ -159,10 +161,10 @@ def test_a_graph_that_differs_from_pytorch_is_not_written(toy, tmp_path: Path) -
 
 def test_exporting_leaves_the_model_as_it_was(digits_run: Path, digits: np.ndarray) -> None:
     model = Predictor.load(digits_run)
-    before = model.judge(digits[:3])
+    before = model.predict_pixels(digits[:3])
     to_onnx(model)
     assert not any(module.training for module in model.algorithm.modules())
-    assert model.judge(digits[:3]) == before
+    assert model.predict_pixels(digits[:3]) == before
 
 
 def test_files_of_others_are_refused(digits_onnx: Path, tmp_path: Path) -> None:

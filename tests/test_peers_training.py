@@ -14,8 +14,9 @@ from solodg.algorithms.jigen import JiGen, distant_orders, puzzle, shuffled
 from solodg.algorithms.mixstyle import MixStyle, mix_styles
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.rsc import RSC, keep_least
-from solodg.backbones import ReadyFeatures, build_backbone
 from solodg.errors import UserError
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
 
 

@@ -12,22 +12,23 @@ from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
-from solodg import checkpoint
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import build_algorithm
 from solodg.algorithms.da_erm import DAERM
 from solodg.algorithms.dson import DomainNorm, images_of
 from solodg.algorithms.entropy_regularisation import reverse_gradient
+from solodg.algorithms.fast_weights import embed_with
 from solodg.algorithms.l2a_ot import Generator, sinkhorn_divergence
 from solodg.algorithms.masf import class_means, symmetric_kl, triplet_loss
-from solodg.algorithms.other_weights import embed_with
-from solodg.assembly import inputs, load_dataset, open_source
-from solodg.backbones import ReadyFeatures, build_backbone
-from solodg.config import Machine, RunConfig, resolve
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.run import train_run
-from solodg.score import evaluate_run
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
+from solodg.runs import checkpoint
+from solodg.runs.build import inputs, load_dataset, open_source
+from solodg.runs.config import Machine, RunConfig, resolve
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.train import train_run
 from solodg.types import Batch, Episode
 
 DIM, STYLE = 6, 2

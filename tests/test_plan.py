@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from solodg.config import SAYS_NO, RunConfig, resolve
+from solodg.bench.plan import Cell, Plan, read_plan
+from solodg.bench.records import read_results
+from solodg.bench.stream_curves import stream_table
+from solodg.bench.table import plan_table
+from solodg.bench.verify import recorded
 from solodg.errors import UserError
-from solodg.plan import Cell, Plan, read_plan
-from solodg.plan_table import plan_table
-from solodg.results import read_results
-from solodg.stream import Stream
-from solodg.stream_figure import stream_table
-from solodg.verify import recorded
+from solodg.runs.config import SAYS_NO, RunConfig, resolve
+from solodg.runs.stream import Stream
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TABLES = {

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from solodg.plan_table import Column, column_estimate, estimate, plan_table
-from solodg.results import Results
+from solodg.bench.records import Results
+from solodg.bench.table import Column, column_mean, plan_table
+from solodg.runs.statistics import mean_interval
 from test_plan import toy_plan
 
 
@@ -52,7 +53,7 @@ def rising(cell, domain) -> float:
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=9))
 def test_the_interval_is_students(values) -> None:
-    found = estimate(values)
+    found = mean_interval(values)
     from scipy import stats
 
     spread = np.std(values, ddof=1) / np.sqrt(len(values))
@@ -84,8 +85,8 @@ def test_a_seed_that_lacks_a_target_is_not_in_the_mean() -> None:
     plan = toy_plan()
     some = [line for line in lines(plan, rising) if (line["seed"], line["target"]) != (1, ["moss"])]
     runs = [r for r in Results(some).done.values() if r[0].algorithm == "erm"]
-    assert column_estimate(Column("", "target"), runs, plan).n == 1
-    assert column_estimate(Column("", "target", "sky"), runs, plan).n == 2
+    assert column_mean(Column("", "target"), runs, plan).n == 1
+    assert column_mean(Column("", "target", "sky"), runs, plan).n == 2
     assert any("6 of 8" in note for note in plan_table(plan, Results(some)).notes)
 
 

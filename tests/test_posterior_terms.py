@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from solodg.algorithms import posterior_terms as module
-from solodg.algorithms.posterior_terms import posterior_terms
-from solodg.algorithms.writer import GaussianWriter
-from solodg.gaussian import Gaussian
+from solodg.algorithms.solo import posterior_terms as module
+from solodg.algorithms.solo.gaussian import Gaussian
+from solodg.algorithms.solo.posterior_terms import posterior_terms
+from solodg.algorithms.solo.writer import GaussianWriter
 
 
 @pytest.fixture(params=[1, 200, 10**6])

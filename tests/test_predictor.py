@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import solodg
-from solodg.config import Machine, RunConfig
 from solodg.errors import UserError
-from solodg.run import train_run
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.train import train_run
 
 
 @pytest.fixture(scope="module")

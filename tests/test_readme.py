@@ -109,12 +109,12 @@ def test_linked_files_exist() -> None:
 def test_code_named_in_the_method_page_exists() -> None:
     text = (ROOT / "docs" / "method.md").read_text()
     modules = {
-        "mean_hidden": "solodg.algorithms.mean_hidden",
-        "solo": "solodg.algorithms.solo",
-        "solo_plus": "solodg.algorithms.solo_plus",
-        "frame": "solodg.algorithms.frame",
-        "image_norm": "solodg.image_norm",
-        "gaussian": "solodg.gaussian",
+        "mean_hidden": "solodg.algorithms.solo.mean_hidden",
+        "solo": "solodg.algorithms.solo.method",
+        "solo_plus": "solodg.algorithms.solo_plus.method",
+        "frame": "solodg.algorithms.solo_plus.pose",
+        "image_norm": "solodg.models.image_norm",
+        "gaussian": "solodg.algorithms.solo.gaussian",
         "episodes": "solodg.data.episodes",
         "centres": "solodg.algorithms.centres",
     }

@@ -9,23 +9,30 @@ import torch
 
 from browser import CHROMIUM, DRIVER, MISSING, browser
 from figure_text import disorder
-from solodg.assembly import load_dataset
-from solodg.config import Machine, RunConfig
 from solodg.data import LabelledImages
 from solodg.data.images import ImageArray
-from solodg.judged import JudgedPart, helped, hurt, judge_run, mistaken, uncertain
-from solodg.predictor import Predictor
+from solodg.predict.torch import Predictor
 from solodg.progress import NoProgress
-from solodg.report import PER_GALLERY, write_report
-from solodg.report_charts import (
+from solodg.report.charts import (
     accuracy_over_uncertainty,
     confusion,
     reliability,
     training_curves,
 )
-from solodg.run import train_run
-from solodg.runfolder import read_config, read_machine
-from solodg.score import evaluate_run
+from solodg.report.predictions import (
+    DomainPredictions,
+    helped,
+    hurt,
+    mistaken,
+    predict_run,
+    uncertain,
+)
+from solodg.report.run_page import PER_GALLERY, write_report
+from solodg.runs.build import load_dataset
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.folder import read_config, read_machine
+from solodg.runs.train import train_run
 from solodg.storage import read_lines
 
 in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
@@ -171,7 +178,7 @@ def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     assert 'data-gallery="helped"' not in text
     assert 'data-gallery="mistaken"' in text
     assert "At most 30 images" in text
-    judged = judge_run(folder, images=30, progress=NoProgress())
+    judged = predict_run(folder, images=30, progress=NoProgress())
     assert all(len(part.labels) == 30 for part in judged.parts if part.role == "target")
 
 
@@ -180,12 +187,12 @@ def test_galleries_by_hand() -> None:
     pixels = LabelledImages(ImageArray(torch.zeros(4, 1, 2, 2)), labels, labels * 0, ("d",))
     before = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.5, 0.5]])
     after = np.array([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
-    part = JudgedPart("target", "d", pixels, before, after)
+    part = DomainPredictions("target", "d", pixels, before, after)
     assert helped(part).tolist() == [1, 0, 3]  # a tie before is the first class: wrong for 3
     assert hurt(part).tolist() == [2]
     assert mistaken(part).tolist() == [2]
     assert uncertain(part).tolist() == [0, 3, 2, 1]
-    alone = JudgedPart("target", "d", pixels, None, after)
+    alone = DomainPredictions("target", "d", pixels, None, after)
     assert helped(alone).tolist() == hurt(alone).tolist() == []
 
 
@@ -195,7 +202,7 @@ def test_charts_can_be_read_with_any_number_of_classes(classes: int) -> None:
     labels = generator.integers(classes, size=500)
     pixels = LabelledImages(ImageArray(torch.zeros(500, 1)), labels, labels * 0, ("d",))
     after = generator.dirichlet(np.full(classes, 0.2), size=500)
-    part = JudgedPart("target", "d", pixels, None, after)
+    part = DomainPredictions("target", "d", pixels, None, after)
     names = [f"a_rather_long_name_{i}" for i in range(classes)]
     groups = {"unseen domains": (after, labels), "seen domains, new images": (after, labels),
               "unseen, before adaptation": (after, labels)}  # fmt: skip

@@ -20,10 +20,10 @@ from PIL import Image
 
 import solodg
 from serving_process import Server, listening, served
-from solodg.onnx_model import OnnxPredictor
-from solodg.prediction import Prediction, uncertainty
-from solodg.serving.answers import report
+from solodg.predict.base import Prediction, uncertainty
+from solodg.predict.onnx import OnnxPredictor
 from solodg.serving.batching import DIGITS, SLACK, could_tip
+from solodg.serving.schemas import report
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", **options) -> bytes:

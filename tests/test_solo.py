@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
-from solodg.algorithms.solo import Solo
-from solodg.algorithms.writer import MIN_SCALE
-from solodg.backbones import ReadyFeatures
+from solodg.algorithms.solo.method import Solo
+from solodg.algorithms.solo.writer import MIN_SCALE
+from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
 
 D, S, C, K = 5, 7, 3, 4  # embedding, style, classes, context

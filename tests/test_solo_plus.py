@@ -5,9 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solodg.algorithms.frame import disagreement
-from solodg.algorithms.solo_plus import SoloPlus, prototype_loss, within_domain_shuffle
-from solodg.backbones import ReadyFeatures, build_backbone
+from solodg.algorithms.centres import prototype_loss
+from solodg.algorithms.solo_plus.method import SoloPlus, within_domain_shuffle
+from solodg.algorithms.solo_plus.pose import disagreement
+from solodg.models.backbones import build_backbone
+from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
 
 

@@ -11,7 +11,7 @@ from solodg.adapters import Adapter
 from solodg.data.domains import LabelledImages
 from solodg.data.images import ImageArray
 from solodg.errors import UserError
-from solodg.stream import Stream, make_adapter, predict_stream
+from solodg.runs.stream import Stream, make_adapter, predict_stream
 from test_adapters import model
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from solodg.results import Results
-from solodg.stream_figure import (
+from solodg.bench.records import Results
+from solodg.bench.stream_curves import (
     accuracy_curves,
     draw_streams,
     stream_points,

@@ -7,16 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solodg import checkpoint
-from solodg.algorithms.frame import mean_pose
-from solodg.config import Machine, RunConfig
+from solodg.algorithms.solo_plus.pose import mean_pose
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.image_norm import image_norms, normalise_by_image, others_statistics
-from solodg.progress import NoProgress
-from solodg.run import train_run
-from solodg.score import evaluate_run
-from solodg.study import (
+from solodg.explain.study_table import Answer, by_whose, study_table
+from solodg.explain.swap_study import (
     FRAMES,
     STATISTICS,
     STYLES,
@@ -29,7 +24,12 @@ from solodg.study import (
     study_run,
     style_study,
 )
-from solodg.study_table import Answer, by_whose, study_table
+from solodg.models.image_norm import image_norms, normalise_by_image, others_statistics
+from solodg.progress import NoProgress
+from solodg.runs import checkpoint
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.train import train_run
 from solodg.types import Batch, Features
 
 

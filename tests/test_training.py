@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from solodg import checkpoint
 from solodg.algorithms import ALGORITHMS
-from solodg.backbones import build_backbone
-from solodg.config import Machine, RunConfig
 from solodg.errors import UserError
-from solodg.run import train_run
-from solodg.score import evaluate_run
+from solodg.models.backbones import build_backbone
+from solodg.runs import checkpoint
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.fit import Schedule
+from solodg.runs.train import train_run
 from solodg.storage import read_json, read_lines
-from solodg.training import Schedule
 
 TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
 CPU = Machine(accelerator="cpu")
@@ -79,9 +79,9 @@ def test_two_processes_stay_equal_and_only_the_first_writes(tmp_path: Path) -> N
     script.write_text(
         "import hashlib, os, sys\n"
         "from pathlib import Path\n"
-        "import solodg.storage as storage, solodg.training as training\n"
-        "from solodg.config import Machine, RunConfig\n"
-        "import solodg.run as run\n"
+        "import solodg.storage as storage, solodg.runs.fit as training\n"
+        "from solodg.runs.config import Machine, RunConfig\n"
+        "import solodg.runs.train as run\n"
         "rank = os.environ.get('LOCAL_RANK', '0')\n"
         "written, real_open = [], Path.open\n"
         "def spy(path, mode='r', *a, **k):\n"

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
-from solodg.config import Machine, RunConfig
 from solodg.data import Loading, dataset_spec
-from solodg.plots import accuracy_by_domain
-from solodg.predictor import Predictor
+from solodg.figures.plots import accuracy_by_domain
+from solodg.predict.torch import Predictor
 from solodg.progress import BarProgress
-from solodg.report import write_report
-from solodg.run import train_run
-from solodg.score import evaluate_run
-from solodg.tables import comparison_table, mean_accuracy
+from solodg.report.run_page import write_report
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.tables import comparison_table, mean_accuracy
+from solodg.runs.train import train_run
 
 _NAMES = {"erm": "ERM", "solo": "single-sample (solo)", "solo_plus": "single-sample (solo_plus)"}
 _BEST = "solo_plus"

@@ -20,3 +20,10 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
     else:
         suggestion = f"There are {len(options)} known ones."
     return UserError(f"unknown {kind} {name!r}. {suggestion}{' ' + hint if hint else ''}")
+
+
+def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> UserError:
+    """Returns the error for an optional package that is missing, with the command to install it."""
+    return UserError(
+        f"{what} is not installed ({error.name} is missing). Try: pip install 'solodg[{extra}]'"
+    )

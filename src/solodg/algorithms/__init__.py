@@ -18,8 +18,8 @@ from solodg.algorithms.masf import MASF
 from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.rsc import RSC
-from solodg.algorithms.solo import Solo
-from solodg.algorithms.solo_plus import SoloPlus
+from solodg.algorithms.solo.method import Solo
+from solodg.algorithms.solo_plus.method import SoloPlus
 from solodg.algorithms.ttt import TTT
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

@@ -11,7 +11,7 @@ from solodg.errors import UserError
 from solodg.types import Batch, Episode
 
 
-class Verdicts(NamedTuple):
+class Outputs(NamedTuple):
     """All that a method says of a batch of images, (B, C) each."""
 
     logits: Tensor
@@ -88,10 +88,10 @@ class Algorithm(nn.Module):
         """(B, ...) images -> (B, C) class probabilities, as honest as the method can."""
         return torch.softmax(self(x), dim=1)
 
-    def judge(self, x: Tensor) -> Verdicts:
+    def outputs(self, x: Tensor) -> Outputs:
         """`forward` and `probabilities` after one pass through the backbone."""
         logits = self(x)
-        return Verdicts(logits, torch.softmax(logits, dim=1), None)
+        return Outputs(logits, torch.softmax(logits, dim=1), None)
 
 
 def image_channels(backbone: nn.Module, need: str) -> int:

@@ -48,3 +48,9 @@ def group_means(rows: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     _, number = group.unique(return_inverse=True)
     members = torch.nn.functional.one_hot(number).to(rows.dtype)  # (N, groups)
     return members.T @ rows / members.sum(0)[:, None], number
+
+
+def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
+    """Returns the cross-entropy of the domain by squared distances to the domains' mean codes."""
+    centres, number = group_means(code, domain)
+    return torch.nn.functional.cross_entropy(-torch.cdist(code, centres).square(), number)

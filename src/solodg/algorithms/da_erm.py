@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.base import Algorithm
-from solodg.algorithms.centres import group_means
-from solodg.algorithms.solo_plus import prototype_loss
+from solodg.algorithms.centres import group_means, prototype_loss
 from solodg.types import Batch, Episode
 
 _AT_ONCE = 32  # target images through the backbone

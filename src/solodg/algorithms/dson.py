@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import Algorithm
 from solodg.errors import UserError
-from solodg.image_norm import image_norms, replace_batch_norms
+from solodg.models.image_norm import channel_statistics, image_norms, replace_batch_norms, scaled
 from solodg.types import Episode
 
 _domain_of_images: ContextVar[Tensor] = ContextVar("domain of each image")  # (B,), by thread
@@ -117,9 +117,7 @@ class DomainNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         domain = _domain_of_images.get()
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # Two means and one addcmul: two and a half times as fast on a CPU as var_mean, * and +.
-        own_mean = wide.mean((2, 3))  # (B, C)
-        own_var = (wide.square().mean((2, 3)) - own_mean.square()).clamp(min=0)
+        own_mean, own_var = channel_statistics(wide)  # (B, C)
         if self.training:
             mean, var = self._batch_statistics(own_mean, own_var, domain, x.shape[2:].numel())
         else:
@@ -131,7 +129,7 @@ class DomainNorm(nn.BatchNorm2d):
         var = share * var[domain] + (1 - share) * own_var
         scale = self.weight[domain] * torch.rsqrt(var + self.eps)  # (B, C)
         shift = self.bias[domain] - mean * scale
-        normalised = torch.addcmul(shift[:, :, None, None], wide, scale[:, :, None, None])
+        normalised = scaled(wide, scale, shift)
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
 

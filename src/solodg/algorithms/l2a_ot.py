@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.other_weights import embed_with
+from solodg.algorithms.fast_weights import embed_with
 from solodg.types import Batch, Episode
 
 

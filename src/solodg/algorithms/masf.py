@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.other_weights import embed_with, stepped, twice_differentiable
+from solodg.algorithms.fast_weights import embed_with, stepped, twice_differentiable
 from solodg.types import Episode
 
 

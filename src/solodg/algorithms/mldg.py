@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.other_weights import call_with, stepped, twice_differentiable
+from solodg.algorithms.fast_weights import call_with, stepped, twice_differentiable
 from solodg.types import Episode
 
 

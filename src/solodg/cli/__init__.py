@@ -5,7 +5,6 @@ import sys
 
 import typer
 
-from solodg.allocator import keep_freed_memory
 from solodg.cli.bench import bench
 from solodg.cli.console import err
 from solodg.cli.datasets import datasets
@@ -19,6 +18,7 @@ from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
 from solodg.errors import UserError
+from solodg.runs.allocator import keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -60,7 +60,7 @@ def bench(
     plans that share --output share their runs. A cell that fails is recorded as failed, the rest
     goes on, and the exit code is 1.
     """
-    from solodg.config import Machine, build
+    from solodg.runs.config import Machine, build
 
     values = {
         "data_dir": data_dir,
@@ -78,7 +78,7 @@ def bench(
         raise UserError(f"--on {on!r}: local and ray are known.")
     if on == "local" and (ray_address or ray_workers):
         raise UserError("--ray-address and --ray-workers go with --on ray.")
-    from solodg.plan import read_plan
+    from solodg.bench.plan import read_plan
 
     plan = read_plan(config, weights=weights)
     if dry_run:
@@ -100,11 +100,11 @@ def bench(
 def _carry_out(
     plan: Any, machine: Any, output: Path, on: str, address: str | None, workers: int | None
 ) -> int:
-    from solodg.benchmark import duration, run_serially
+    from solodg.bench.runner import duration, run_serially
     from solodg.progress import BarProgress
 
     if on == "ray":
-        from solodg.ray_cluster import run_on_ray
+        from solodg.bench.ray import run_on_ray
 
         tally = run_on_ray(
             plan.cells(), machine, output, address=address, say=err.print, workers=workers
@@ -118,13 +118,13 @@ def _carry_out(
 
 
 def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
-    from solodg.benchmark import RESULTS
-    from solodg.plan_page import POINTS_LABEL, plan_points, write_plan_page
-    from solodg.plan_table import plan_table, records_of
-    from solodg.plots import plan_figure
-    from solodg.results import read_results
+    from solodg.bench.page import POINTS_LABEL, plan_points, write_plan_page
+    from solodg.bench.records import read_results
+    from solodg.bench.runner import RESULTS
+    from solodg.bench.stream_curves import draw_streams, stream_table
+    from solodg.bench.table import plan_table, records_of
+    from solodg.figures.plots import plan_figure
     from solodg.storage import write_atomically, write_lines
-    from solodg.stream_figure import draw_streams, stream_table
 
     file = records or output / RESULTS
     results = read_results(file)
@@ -154,10 +154,10 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
 def _show(plan: Any, machine: Any, output: Path) -> None:
     from rich.table import Table
 
-    from solodg.benchmark import RESULTS, duration
-    from solodg.estimate import estimate_seconds
+    from solodg.bench.duration import estimate_seconds
+    from solodg.bench.records import read_results
+    from solodg.bench.runner import RESULTS, duration
     from solodg.progress import BarProgress
-    from solodg.results import read_results
 
     results = read_results(output / RESULTS)
     cells = plan.cells()
@@ -192,8 +192,8 @@ def _show(plan: Any, machine: Any, output: Path) -> None:
 def _verify(where: str, machine: Any, weights: Path | None, dataset: str | None) -> None:
     from rich.table import Table
 
+    from solodg.bench.verify import read_record, repeat
     from solodg.progress import BarProgress
-    from solodg.verify import read_record, repeat
 
     record = read_record(where)
     repeated = repeat(record, machine, BarProgress(err), weights=weights, dataset=dataset)

@@ -49,12 +49,12 @@ def evaluate(
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones."""
     from solodg.cli.train import assignments
-    from solodg.config import build
     from solodg.progress import BarProgress
-    from solodg.runfolder import RESULTS, moved_machine
-    from solodg.score import evaluate_run
-    from solodg.stream import Stream
-    from solodg.tables import evaluation_table
+    from solodg.runs.config import build
+    from solodg.runs.evaluate import evaluate_run
+    from solodg.runs.folder import RESULTS, moved_machine
+    from solodg.runs.stream import Stream
+    from solodg.runs.tables import evaluation_table
 
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {

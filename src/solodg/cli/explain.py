@@ -28,14 +28,14 @@ def explain(
     nearest source images. The plane is fitted on source training images the first time, and kept.
     """
     from solodg.cli.predict import image_paths
-    from solodg.explain import explain as explain_image
-    from solodg.explain_figure import explain_figure, headline
-    from solodg.plane import kept_plane
-    from solodg.predictor import Predictor
+    from solodg.explain.explanation import explain as explain_image
+    from solodg.explain.figure import explain_figure, headline
+    from solodg.explain.projection import kept_plane
+    from solodg.figures.style import png, svg
+    from solodg.predict.torch import Predictor
     from solodg.progress import BarProgress
-    from solodg.runfolder import moved_machine
+    from solodg.runs.folder import moved_machine
     from solodg.storage import write_atomically
-    from solodg.themed import png, svg
 
     predictor = Predictor.load(run)
     paths = image_paths(images)

@@ -19,9 +19,9 @@ def export(
     Use it with [bold]solodg predict FILE.onnx IMAGE[/bold], which needs no torch, or in any program
     that runs ONNX. It is held against PyTorch before it is written.
     """
-    from solodg.onnx_export import export_onnx
-    from solodg.onnx_model import is_onnx
-    from solodg.predictor import Predictor
+    from solodg.predict.export import export_onnx
+    from solodg.predict.onnx import is_onnx
+    from solodg.predict.torch import Predictor
 
     if not is_onnx(onnx):
         raise UserError(f"--onnx {onnx}: the name must end with .onnx.")

@@ -12,7 +12,7 @@ from solodg.cli.console import err, out
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
-    from solodg.prediction import ImagePredictor, Prediction
+    from solodg.predict.base import ImagePredictor, Prediction
 
 
 def predict(

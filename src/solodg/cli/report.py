@@ -26,8 +26,8 @@ def report(
     The page needs no network and nothing beside it: send it, open it anywhere.
     """
     from solodg.progress import BarProgress
-    from solodg.report import write_report
-    from solodg.runfolder import moved_machine
+    from solodg.report.run_page import write_report
+    from solodg.runs.folder import moved_machine
 
     path = write_report(
         run,

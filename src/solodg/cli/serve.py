@@ -49,7 +49,7 @@ def serve(
     Ctrl-C or SIGTERM stops it after what it took in is answered.
     """
     import solodg
-    from solodg.extras import missing_extra
+    from solodg.errors import missing_extra
 
     try:
         from solodg.serving.server import read_token
@@ -74,12 +74,12 @@ def serve(
 
 def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
     """What draws an image's explanation; it needs the source images of the run, once."""
-    from solodg.explain import explain
-    from solodg.explain_figure import explain_figure
-    from solodg.plane import kept_plane
+    from solodg.explain.explanation import explain
+    from solodg.explain.figure import explain_figure
+    from solodg.explain.projection import kept_plane
+    from solodg.figures.style import themed_svg
     from solodg.progress import BarProgress
-    from solodg.runfolder import moved_machine
-    from solodg.themed import themed_svg
+    from solodg.runs.folder import moved_machine
 
     try:
         plane = kept_plane(run, predictor, moved_machine(run, data_dir), progress=BarProgress(err))

@@ -33,12 +33,12 @@ def study(
     no image's: the mean of the sources, none at all, or the classifier of the prior. Several runs:
     their mean, with the 95% interval. Figures are those of the mean classifier, without sampling.
     """
-    from solodg.plots import study_figure
+    from solodg.explain.study_table import Answer, by_whose, study_table
+    from solodg.explain.swap_study import study_run
+    from solodg.figures.plots import study_figure
     from solodg.progress import BarProgress
-    from solodg.runfolder import moved_machine, read_config
+    from solodg.runs.folder import moved_machine, read_config
     from solodg.storage import write_json
-    from solodg.study import study_run
-    from solodg.study_table import Answer, by_whose, study_table
 
     answers: dict[str, list[Answer]] = {}
     for run in runs:

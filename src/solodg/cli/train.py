@@ -224,10 +224,10 @@ def train(
         "accelerator": accelerator,
         "strategy": strategy,
     }
-    from solodg.config import PRESETS, Machine, RunConfig, build, resolve
     from solodg.errors import unknown
     from solodg.progress import BarProgress
-    from solodg.run import train_run
+    from solodg.runs.config import PRESETS, Machine, RunConfig, build, resolve
+    from solodg.runs.train import train_run
 
     if preset is not None and preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
@@ -281,7 +281,7 @@ def _is_first_process() -> bool:
 
 
 def _after_training(folder: Path) -> None:
-    from solodg.checkpoint import selection
+    from solodg.runs.checkpoint import selection
 
     chosen = selection(folder)
     accuracy = 100 * chosen["validation"]["accuracy"]

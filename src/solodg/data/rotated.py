@@ -255,7 +255,7 @@ def _is_of_another_family(data_dir: Path, family: _Family) -> bool:
 
 
 def _download(family: _Family, data_dir: Path) -> Path:
-    from solodg.torchvision_guard import make_torchvision_importable
+    from solodg.torchvision_shim import make_torchvision_importable
 
     make_torchvision_importable()
     from torchvision import datasets

@@ -73,7 +73,7 @@ def _fit(images: Tensor, loading: Loading) -> Tensor:
 
 
 def _download(data_dir: Path) -> str:
-    from solodg.torchvision_guard import make_torchvision_importable
+    from solodg.torchvision_shim import make_torchvision_importable
 
     make_torchvision_importable()
     from torchvision.datasets import SVHN

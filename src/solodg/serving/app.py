@@ -14,13 +14,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from solodg.prediction import ImagePredictor
-from solodg.serving.answers import Answer, Health, Model, Problem
+from solodg.predict.base import ImagePredictor
 from solodg.serving.docs_page import docs_page
 from solodg.serving.draining import Draining
+from solodg.serving.loopback_guard import OwnHost
 from solodg.serving.metrics import Measured
-from solodg.serving.own_host import OwnHost
 from solodg.serving.refusal import Refusal
+from solodg.serving.schemas import Answer, Health, Model, Problem
 from solodg.serving.service import Draw, Service
 from solodg.serving.settings import Settings
 from solodg.serving.uploads import FORM, RAW
@@ -178,7 +178,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _static(file: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("solodg.serving").joinpath(file).read_bytes()
+    content = files("solodg.serving").joinpath("static", file).read_bytes()
 
     async def send(_: Request) -> Response:
         return Response(content, media_type=kind, headers=_PAGE_HEADERS)

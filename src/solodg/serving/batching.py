@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
-from solodg.prediction import ImagePredictor, Prediction
+from solodg.predict.base import ImagePredictor, Prediction
 
 DIGITS = 3  # with four, two images of five were computed again: no gain was left
 SLACK = 1e-6  # more than a batch changes a probability by: 4e-7 was seen, and the tests measure
@@ -79,11 +79,11 @@ class MicroBatcher:
 
     def _compute(self, jobs: list[Job]) -> None:
         try:
-            answers = self.predictor.judge(np.stack([job.pixels for job in jobs]))
+            answers = self.predictor.predict_pixels(np.stack([job.pixels for job in jobs]))
             again = 0
             for number, answer in enumerate(answers):
                 if len(jobs) > 1 and could_tip(answer):
-                    (answers[number],) = self.predictor.judge(jobs[number].pixels[None])
+                    (answers[number],) = self.predictor.predict_pixels(jobs[number].pixels[None])
                     again += 1
         except Exception as error:  # whoever waits must hear of it, and the thread must live
             for job in jobs:

@@ -10,9 +10,9 @@ import numpy as np
 import uvicorn
 
 from solodg.errors import UserError
-from solodg.prediction import ImagePredictor
+from solodg.predict.base import ImagePredictor
 from solodg.serving.app import build_app
-from solodg.serving.own_host import is_loopback
+from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw
 from solodg.serving.settings import Settings
 

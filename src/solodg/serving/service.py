@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from solodg.onnx_model import OnnxPredictor
 from solodg.pixels import BadImageError, Pixels, TooManyPixelsError, decode_pixels
-from solodg.prediction import ImagePredictor
-from solodg.serving.answers import Answer, Model, report
+from solodg.predict.base import ImagePredictor
+from solodg.predict.onnx import OnnxPredictor
+from solodg.serving.admission import House
 from solodg.serving.batching import MicroBatcher
-from solodg.serving.house import House
 from solodg.serving.metrics import Metrics
 from solodg.serving.refusal import Refusal
+from solodg.serving.schemas import Answer, Model, report
 from solodg.serving.settings import Settings
 from solodg.serving.uploads import Upload, read_uploads
 

@@ -1,0 +1,1 @@
+"""Plans of experiments: run, recorded, verified, and shown as tables and pages."""

@@ -1,0 +1,278 @@
+"""A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from solodg.adapters import ADAPTERS
+from solodg.data import DATASETS, dataset_spec
+from solodg.data.domains import fold
+from solodg.errors import UserError, unknown
+from solodg.runs.config import SAYS_NO, RunConfig, portable, resolve
+from solodg.runs.stream import Stream, adapter_arguments
+
+
+class Row(BaseModel):
+    """One method of the table: how it differs from the plan's common settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
+    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)  # as its sources chose
+    adapter: str = "none"
+    stream: Stream | None = None  # how test images come; None: in large batches, all of them
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each mix of these
+    curve: str = ""  # rows of one curve over batch sizes; a sweep names it, if this does not
+    paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
+
+    @field_validator("paper", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {str(name): str(figure) for name, figure in value.items()}
+
+    def swept(self) -> list["Row"]:
+        """The rows that it stands for: `sweep` lists values of the stream, or of the adapter."""
+        if not self.sweep:
+            return [self]
+        if not all(self.sweep.values()):
+            raise ValueError(f"row {self.name!r}: a sweep over no value makes no row")
+        if "arguments" in self.sweep:
+            raise ValueError(f"row {self.name!r}: sweep an argument by its own name, e.g. steps")
+        given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
+        rows = []
+        for values in itertools.product(*self.sweep.values()):
+            named = dict(zip(self.sweep, values, strict=True))
+            own = {k: v for k, v in named.items() if k not in Stream.model_fields}
+            stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
+            stream["arguments"] = given.get("arguments", {}) | own
+            along = [k for k in named if k in ("domains", "batch_size")]  # panels and points
+            apart = [_spoken(k, v) for k, v in named.items() if k not in along]
+            curve = ", ".join([self.name, *apart])
+            name = ", ".join([curve, *(_spoken(k, named[k]) for k in along)])
+            changes = {"name": name, "curve": self.curve or curve, "sweep": {}}
+            rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
+        return rows
+
+
+def _spoken(name: str, value: Any) -> str:
+    """`steps` 10 -> "10 steps"; `batch_size` 16 -> "batch 16"; "mixed" needs no name."""
+    if name == "steps":
+        return f"{value} step" + ("s" if value != 1 else "")
+    if name == "domains":
+        return str(value)
+    return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
+
+
+class Plan(BaseModel):
+    """What a table needs. `targets`: "each" domain in turn, or sets left out together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    dataset: str
+    targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's own
+    seeds: list[int] = Field(min_length=1)
+    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values of all rows
+    rows: list[Row] = Field(min_length=1)
+    notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _as_names(cls, value: Any) -> Any:
+        """`[photo, sketch]` means one target at a time; 0 and 90 are names, not numbers."""
+        if not isinstance(value, list):
+            return value
+        if not value:
+            raise ValueError("no target at all; leave the line out for the dataset's own")
+        sets = [entry if isinstance(entry, list) else [entry] for entry in value]
+        return [[str(name) for name in entry] for entry in sets]
+
+    @field_validator("rows")
+    @classmethod
+    def _all_rows(cls, value: list[Row]) -> list[Row]:
+        return [row for given in value for row in given.swept()]
+
+    @field_validator("seeds")
+    @classmethod
+    def _once_each(cls, value: list[int]) -> list[int]:
+        if len(set(value)) != len(value):
+            raise ValueError("a seed is there twice: it would count twice")
+        return value
+
+    def target_sets(self) -> list[tuple[str, ...]]:
+        spec = dataset_spec(self.dataset)
+        if self.targets == "each":
+            if not spec.domains:
+                raise UserError(
+                    f"plan {self.name!r}: targets: each needs a dataset by name; list the domains."
+                )
+            return [(domain,) for domain in spec.domains]
+        if self.targets is None:
+            return [spec.default_targets]
+        spelled = {fold(name): name for name in spec.domains}
+        return [tuple(spelled.get(fold(n), n) for n in names) for names in self.targets]
+
+    def cells(self) -> list["Cell"]:
+        """Seed by seed, so that a plan stopped early has whole rows to compare."""
+        return [
+            self._cell(row, targets, seed)
+            for seed in self.seeds
+            for targets in self.target_sets()
+            for row in self.rows
+        ]
+
+    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+        own = row.run | self._chosen_for(targets, row)
+        for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
+            if name in self.run or name in own:
+                raise UserError(
+                    f"row {row.name!r}: {name} is not a setting of a run here. dataset, targets "
+                    "and seeds belong to the plan; cells run on one device each (--on ray: many)."
+                )
+        values = self.run | own | {"dataset": self.dataset, "targets": targets, "seed": seed}
+        arguments = (self.run.get("arguments") or {}) | (own.get("arguments") or {})
+        try:
+            config = RunConfig(**values | {"arguments": arguments})
+        except ValidationError as error:
+            raise _misfit(f"row {row.name!r}", error) from error
+        needed = ADAPTERS[row.adapter].trained_by
+        if needed not in (None, config.algorithm):
+            raise UserError(
+                f"row {row.name!r}: adapter {row.adapter} needs algorithm {needed}, not "
+                f"{config.algorithm}."
+            )
+        return Cell(row.name, row.adapter, resolve(config), _ordered(row.stream, seed))
+
+    def _chosen_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
+        """The row's settings for these targets alone, where its plan tells them apart."""
+        chosen = {fold(name): values for name, values in row.by_target.items()}
+        known = [fold(name) for names in self.target_sets() for name in names]
+        for name in chosen:
+            if name not in known:
+                raise unknown(f"target of row {row.name!r}", name, known)
+        return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
+
+
+def _ordered(stream: Stream | None, seed: int) -> Stream | None:
+    """In another order for every seed, unless the plan has said in which."""
+    if stream is None or "order_seed" in stream.model_fields_set:
+        return stream
+    return stream.model_copy(update={"order_seed": seed})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table: one run, scored in one way."""
+
+    row: str
+    adapter: str
+    config: RunConfig
+    stream: Stream | None = None
+
+    @property
+    def run_key(self) -> str:
+        """The same for every plan that asks for the same run, so that it is done once.
+
+        What is None is left out: an option added later, None by default, changes no key of before.
+        So is what says no, which is the same.
+        """
+        given = {
+            k: v for k, v in portable(self.config).items() if v is not None and v != SAYS_NO.get(k)
+        }
+        if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
+            given["dataset"] = str(Path(self.config.dataset).resolve())
+        text = json.dumps(given, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        if self.adapter == "none" and self.stream is None:
+            return self.run_key
+        stream = self.stream or Stream()
+        given = {k: v for k, v in stream.model_dump().items() if v is not None}
+        text = json.dumps(given, sort_keys=True)
+        return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def __str__(self) -> str:
+        return f"{self.row}, target {' '.join(self.config.targets)}, seed {self.config.seed}"
+
+
+def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
+    """A plan from its file; `weights` is where the weights that it names lie here."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the plan {path}: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a plan: expected a mapping with title, dataset, rows, ...")
+    try:
+        plan = Plan.model_validate({"name": path.stem} | values)
+    except ValidationError as error:
+        raise _misfit(str(path), error) from error
+    _check_streams(plan, path)
+    names = [row.name for row in plan.rows]
+    if len(set(names)) != len(names):
+        raise UserError(f"{path}: two rows have one name; records could not tell them apart.")
+    return plan if weights is None else plan.model_copy(update=_with_weights(plan, weights))
+
+
+def _check_streams(plan: Plan, path: Path) -> None:
+    """Mistakes are told before anything is trained."""
+    points = set()
+    for row in plan.rows:
+        try:
+            adapter_arguments(row.adapter, row.stream.arguments if row.stream else {})
+        except UserError as error:
+            fields = ", ".join(name for name in Stream.model_fields if name != "arguments")
+            hint = f" A stream has {fields}." if row.stream else ""
+            raise UserError(f"{path}: row {row.name!r}: {error}{hint}") from error
+        if row.curve and row.stream:
+            point = (row.curve, row.stream.domains, row.stream.batch_size)
+            if point in points:
+                raise UserError(
+                    f"{path}: row {row.name!r}: curve {row.curve!r} has another row with the same "
+                    "batch size and stream."
+                )
+            points.add(point)
+
+
+def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
+    """The same plan, its weights read from a file here; it also stands in for published ones."""
+
+    def moved(run: dict[str, Any]) -> dict[str, Any]:
+        named = run.get("weights")
+        if named and Path(named).name != weights.name:
+            raise UserError(f"the plan asks for weights {named!r}, not {weights.name!r}.")
+        if not named and not run.get("pretrained"):
+            return run
+        return {k: v for k, v in run.items() if k != "pretrained"} | {"weights": str(weights)}
+
+    runs = [plan.run, *(row.run for row in plan.rows)]
+    if not any(run.get("weights") or run.get("pretrained") for run in runs):
+        raise UserError("--weights: this plan starts from random weights and asks for none.")
+    rows = [row.model_copy(update={"run": moved(row.run)}) for row in plan.rows]
+    return {"run": moved(plan.run), "rows": rows}
+
+
+def _misfit(where: str, error: ValidationError) -> UserError:
+    reasons = "; ".join(_reasons(error))
+    return UserError(f"{where}: {reasons}.")
+
+
+def _reasons(error: ValidationError) -> Iterator[str]:
+    for detail in error.errors():
+        place = ".".join(str(part) for part in detail["loc"])
+        yield f"{place}: {detail['msg'].lower()}"

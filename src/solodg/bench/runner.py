@@ -1,0 +1,161 @@
+"""A plan carried out: cells that are not done yet are run, scored and recorded, one by one.
+
+Everything lies under one folder: `results.jsonl`, which only grows; `runs/KEY`, one per training;
+`tables/PLAN.*`. Killed, the same command goes on where it stopped. Two runners may share the
+folder: a cell in work is locked, and its lock dies with its process.
+"""
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from solodg.bench.plan import Cell
+from solodg.bench.records import append_cell, append_failure, read_results
+from solodg.errors import UserError
+from solodg.progress import NoProgress, Progress
+from solodg.runs.build import Say
+from solodg.runs.config import Machine
+from solodg.runs.evaluate import evaluate_run
+from solodg.runs.tables import mean_accuracy
+from solodg.runs.train import train_run
+from solodg.storage import lock, try_lock
+from solodg.types import Record
+
+RESULTS, ERROR = "results.jsonl", "error.txt"
+WAIT = 2.0  # seconds before looking again at cells that another runner has
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a call has done."""
+
+    ran: int
+    failed: int
+    seconds: float
+
+
+def run_cell(
+    cell: Cell,
+    machine: Machine,
+    output: Path,
+    progress: Progress | None = None,
+    say: Say = lambda text: None,
+) -> list[Record]:
+    """Train, or go on, or find it trained; then score."""
+    folder = output / "runs" / cell.run_key
+    progress = progress or NoProgress()
+    with lock(output / "locks" / f"{cell.run_key}.work"):  # a lost worker may still be at it
+        train_run(cell.config, machine, folder, resume=True, progress=progress, say=say)
+        return evaluate_run(
+            folder,
+            machine,
+            adapter=cell.adapter,
+            stream=cell.stream,
+            accelerator=machine.accelerator,
+            progress=progress,
+            say=say,
+        )
+
+
+def pending(cells: Sequence[Cell], output: Path) -> list[Cell]:
+    """What is not done yet; what has failed before is tried again."""
+    done = read_results(output / RESULTS).done
+    unique = {cell.key: cell for cell in cells}
+    return [cell for key, cell in unique.items() if key not in done]
+
+
+def run_serially(
+    cells: Sequence[Cell], machine: Machine, output: Path, *, progress: Progress, say: Say
+) -> Tally:
+    """One cell after another, in this process."""
+    queue = deque(pending(cells, output))
+    record = Recorder(output, len(queue), say)
+    skipped = 0
+    while queue:
+        cell = queue.popleft()
+        with try_lock(lock_path(output, cell)) as mine:
+            if not mine:
+                queue.append(cell)
+                skipped += 1
+                if skipped >= len(queue):  # all that is left is in other hands
+                    record.waits(len(queue))
+                    time.sleep(WAIT)
+                    skipped = 0
+                continue
+            skipped = 0
+            if cell.key in read_results(output / RESULTS).done:
+                record.found(cell)
+                continue
+            say(f"[{record.position} of {record.total}] {cell}")
+            record(cell, partial(run_cell, cell, machine, output, progress, say))
+    return record.tally()
+
+
+def lock_path(output: Path, cell: Cell) -> Path:
+    return output / "locks" / cell.run_key
+
+
+class Recorder:
+    """Writes down what a cell gave, result or error, and says how long the rest may take."""
+
+    def __init__(self, output: Path, total: int, say: Say) -> None:
+        self.output, self.total, self.say = output, total, say
+        self.started, self.ran, self.failed, self.elsewhere = time.monotonic(), 0, 0, 0
+        self.waiting = 0
+
+    @property
+    def position(self) -> int:
+        return self.ran + self.failed + self.elsewhere + 1
+
+    def found(self, cell: Cell) -> None:
+        self.elsewhere += 1
+        self.say(f"{cell}: done by another runner.")
+
+    def waits(self, count: int) -> None:
+        """Said once, and again when the number changes."""
+        if count != self.waiting:
+            self.say(f"Waiting for {count} cell(s) that another runner has in work.")
+        self.waiting = count
+
+    def __call__(self, cell: Cell, work: Callable[[], list[Record]]) -> None:
+        try:
+            records = work()
+        except UserError as error:
+            self.failure(cell, str(error))
+            return
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            self.failure(cell, f"{type(error).__name__}: {error}", text)
+            return
+        append_cell(self.output / RESULTS, cell.key, records)
+        self.ran += 1
+        accuracy = 100 * (mean_accuracy(records, "target") or 0.0)
+        self.say(f"{cell}: {accuracy:.1f}% on unseen domains. {self._time_left()}")
+
+    def failure(self, cell: Cell, reason: str, trace: str = "") -> None:
+        append_failure(self.output / RESULTS, cell.key, str(cell), reason)
+        if trace:
+            folder = self.output / "runs" / cell.run_key
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ERROR).write_text(trace)
+            reason += f" (traceback in {folder / ERROR})"
+        self.failed += 1
+        self.say(f"{cell}: FAILED: {reason} {self._time_left()}")
+
+    def _time_left(self) -> str:
+        done = self.position - 1
+        left = (time.monotonic() - self.started) / (self.ran + self.failed) * (self.total - done)
+        return f"{done} of {self.total} done, about {duration(left)} left."
+
+    def tally(self) -> Tally:
+        return Tally(self.ran, self.failed, time.monotonic() - self.started)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""Charts and HTML pages: style, plots of records, and page templates."""

@@ -1,0 +1,1 @@
+"""Networks that turn images into features: backbones by name, image norm, extractors."""

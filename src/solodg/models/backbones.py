@@ -1,0 +1,234 @@
+"""Backbones: images in [0, 1] -> Features(embedding, style).
+
+`embedding` is the pooled last feature map, what is classified. `style` is the channel means of
+every stage, concatenated: what an image says about its own domain (the paper's multi-level
+features). Normalisation is part of the backbone, so whoever holds the model holds its
+preprocessing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solodg.errors import UserError
+from solodg.models.image_norm import (
+    ImageNorm,
+    drawn_readings,
+    image_norms,
+    normalise_by_image,
+    readings_of,
+)
+from solodg.models.networks import Network, Stages, build_network, load_weights
+from solodg.types import Features
+
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Backbone(nn.Module):
+    """A network and its normalisation; `forward` is images -> Features."""
+
+    def __init__(
+        self,
+        net: Network,
+        *,
+        channels: int,
+        image_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        readings: tuple[float, ...] = (0.0,),
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.readings = readings  # ways to normalise an image: see image_norm.py
+        self.channels, self.image_size = channels, image_size
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
+        self.mean: Tensor
+        self.std: Tensor
+        self.frozen = False
+        self.frozen_norm = False
+        # Pixels of one place lie together: convolutions are a third faster so, on CPUs and GPUs.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.embedding_dim, self.style_dim = self._probe()
+
+    def forward(self, x: Tensor) -> Features:
+        with self._read_at_random(x) as drawn:
+            stages = self.net(self._prepared(x))
+        style = torch.cat([_channel_means(m) for m in stages.maps], 1)
+        if drawn:
+            return Features(stages.embedding, style)
+        return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The embedding alone, for those who have no use for the style."""
+        with self._read_at_random(x) as drawn:
+            embedding: Tensor = self.net.embed(self._prepared(x))
+        return embedding if drawn else self._mean_reading(embedding)
+
+    @contextmanager
+    def _read_at_random(self, x: Tensor) -> Iterator[bool]:
+        """In training each image is read in one way; False: in all of them."""
+        if len(self.readings) == 1 or not self.training:
+            yield False
+            return
+        drawn = torch.randint(len(self.readings), (len(x),), device=x.device)
+        with drawn_readings(self.net, drawn):
+            yield True
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Normalised, and unless readings are drawn once for each reading."""
+        x = self._normalise(x)
+        if len(self.readings) == 1 or self.training:
+            return x
+        return x.repeat(len(self.readings), 1, 1, 1).contiguous(memory_format=torch.channels_last)
+
+    def _mean_reading(self, found: Tensor) -> Tensor:
+        """(readings x B, D) -> (B, D)"""
+        if len(self.readings) == 1:
+            return found
+        return found.reshape(len(self.readings), -1, found.shape[1]).mean(0)
+
+    @contextmanager
+    def reading(self, source_pixels: float) -> Iterator[None]:
+        """Inside, images are read in this way alone."""
+        before, norms = self.readings, image_norms(self.net)
+        self.readings = (source_pixels,)
+        for norm in norms:
+            norm.readings = self.readings
+        try:
+            yield
+        finally:
+            self.readings = before
+            for norm in norms:
+                norm.readings = before
+
+    def last_map(self, x: Tensor) -> Tensor:
+        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map.
+
+        Of several readings in training one at random; otherwise the maps of all, one reading
+        after the other.
+        """
+        with self._read_at_random(x):
+            last: Tensor = self.net.last_map(self._prepared(x))
+        return last
+
+    def pool(self, last: Tensor) -> Tensor:
+        """The embedding of a last map."""
+        embedding: Tensor = self.net.pool(last)
+        return embedding
+
+    def stage_modules(self) -> list[nn.Module]:
+        """The modules whose outputs are the maps of the stages; none where they give no maps."""
+        modules = self.net.stage_modules()
+        given: list[torch.Size | None] = []
+
+        def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            given.append(getattr(output, "shape", None))
+
+        hooks = [module.register_forward_hook(note) for module in modules]
+        maps = self._blank().maps
+        for hook in hooks:
+            hook.remove()
+        # Tokens, and maps with their channels last, are shown to others in another shape.
+        return modules if given == [m.shape for m in maps] and maps[0].ndim == 4 else []
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+    def freeze(self) -> None:
+        """No gradients, and evaluation mode whatever the algorithm around it does."""
+        self.frozen = True
+        self.requires_grad_(False)
+        self.eval()
+
+    def train_last(self, stages: int) -> None:
+        """Fix all but the last stages; nothing is computed backwards through what is fixed."""
+        groups = self.net.stages()
+        if stages > len(groups):
+            raise UserError(f"--train-stages {stages}: this backbone has {len(groups)} stages.")
+        for group in groups[: len(groups) - stages]:
+            for parameter in group:
+                parameter.requires_grad_(False)
+
+    def freeze_norm(self) -> None:
+        """Keep the statistics of every BatchNorm: small batches of several domains spoil them."""
+        self.frozen_norm = True
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode and not self.frozen)
+        if self.frozen_norm:
+            for module in self.modules():
+                if isinstance(module, _BATCH_NORMS):
+                    module.eval()
+        return self
+
+    def _probe(self) -> tuple[int, int]:
+        """Embedding and style dimensions, as the network shows them for one image."""
+        try:
+            stages = self._blank()
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
+                "Try a larger --image-size, e.g. 224."
+            ) from error
+        style = sum(_channel_means(stage).shape[1] for stage in stages.maps)
+        return stages.embedding.shape[1], style
+
+    @torch.no_grad()
+    def _blank(self) -> Stages:
+        """The stages of an empty image, in evaluation mode."""
+        training = self.training
+        self.eval()
+        shape = (1, self.channels, self.image_size, self.image_size)
+        stages: Stages = self.net(self._prepared(torch.zeros(shape, device=self.mean.device)))
+        self.train(training)
+        return stages
+
+
+def build_backbone(
+    name: str,
+    *,
+    channels: int = 3,
+    image_size: int = 224,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+    image_norm: ImageNorm = None,
+) -> Backbone:
+    """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
+
+    `pretrained` fetches the weights published under the name; `weights` reads them from a
+    safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
+    an image's own statistics into every BatchNorm, in one way or several: see `image_norm.py`.
+    """
+    net = build_network(name, channels, image_size, pretrained)
+    if weights is not None:
+        load_weights(net, name, Path(weights), channels)
+    readings = readings_of(image_norm)
+    if readings:
+        normalise_by_image(net, readings)
+    # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
+    config = getattr(getattr(net, "model", None), "default_cfg", {})
+    rgb = channels == 3 and name != "small_cnn"
+    mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
+    std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
+    return Backbone(
+        net,
+        channels=channels,
+        image_size=image_size,
+        mean=mean,
+        std=std,
+        readings=readings or (0.0,),
+    )
+
+
+def _channel_means(stage: Tensor) -> Tensor:
+    """(B, C, H, W) maps or (B, N, C) tokens -> (B, C)."""
+    if stage.ndim == 4:  # as tokens, so that the gradient too comes with channels last
+        stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
+    return stage.mean(1)

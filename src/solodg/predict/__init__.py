@@ -1,0 +1,1 @@
+"""From an image to its prediction: a run by PyTorch, an exported file by ONNX Runtime."""

@@ -1,0 +1,141 @@
+"""A trained model as one ONNX file: 8-bit pixels in, logits and probabilities out.
+
+Scaling, normalisation, backbone, source knowledge and the adaptation to each image are all in the
+graph: adapting is a forward pass. A method that adapts by gradient steps (tent, memo, ttt, shot)
+cannot be written so, nor one that keeps what it saw (t3a).
+"""
+
+import copy
+import json
+import tempfile
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from solodg.algorithms import Algorithm
+from solodg.data.transforms import to_unit
+from solodg.errors import UserError, missing_extra
+from solodg.pixels import Pixels
+from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, open_session
+from solodg.predict.torch import Predictor
+from solodg.storage import write_atomically
+
+TOLERANCE = 1e-4  # between ONNX Runtime and PyTorch, in probabilities; logits: of their size
+_LARGEST = 2**31 - 1  # bytes of a protobuf: more does not fit into one file
+
+
+def export_onnx(predictor: Predictor, path: Path) -> float:
+    """Write the file once it agrees with PyTorch; returns the largest difference seen."""
+    content = to_onnx(predictor)
+    difference = _largest_difference(predictor, content)
+    if not difference <= TOLERANCE:  # NaN too
+        raise UserError(
+            f"the exported graph differs from PyTorch by {difference:.1e} (at most {TOLERANCE:.0e} "
+            f"is allowed): backbone {predictor.info.backbone!r} cannot be exported faithfully."
+        )
+    write_atomically(path, content)
+    return difference
+
+
+def to_onnx(predictor: Predictor) -> bytes:
+    try:
+        import onnx
+    except ModuleNotFoundError as error:
+        raise missing_extra("onnx", "ONNX", error) from error
+    graph = _Graph(_with_named_scales(predictor.algorithm)).eval()
+    example = torch.from_numpy(_noise(predictor, 2))
+    model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
+    known = {"model": predictor.info.model_dump(), "versions": _versions()}
+    model.metadata_props.add(key=METADATA, value=json.dumps(known))
+    model.producer_name, model.producer_version = "solodg", version("solodg")
+    if model.ByteSize() > _LARGEST:
+        raise UserError("a model of more than 2 GB does not fit into one ONNX file.")
+    content: bytes = model.SerializeToString()
+    return content
+
+
+class _Graph(nn.Module):
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.algorithm.outputs(to_unit(pixels))
+        return tuple(tensor for tensor in outputs if tensor is not None)
+
+
+def _with_named_scales(algorithm: Algorithm) -> Algorithm:
+    """A copy in which every BatchNorm has its scale and shift, be they one and zero.
+
+    The exporter does not know those without.
+    """
+    algorithm = copy.deepcopy(algorithm)
+    for module in algorithm.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.affine:
+            module.weight = nn.Parameter(torch.ones_like(module.running_mean))  # type: ignore[arg-type]
+            module.bias = nn.Parameter(torch.zeros_like(module.running_mean))  # type: ignore[arg-type]
+    return algorithm
+
+
+@torch.no_grad()
+def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
+    """By the tracing exporter: a second where the newer one takes twenty, and the same numbers.
+
+    What tracing can get wrong, a number that should follow the batch, is what the check finds.
+    """
+    names = OUTPUTS[: len(graph(example))]
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "graph.onnx"
+        warnings.simplefilter("ignore")  # of its deprecation, and of shapes that it takes as fixed
+        try:
+            torch.onnx.export(
+                graph,
+                (example,),
+                file,
+                dynamo=False,
+                input_names=[INPUT],
+                output_names=list(names),
+                dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},
+            )
+        except (RuntimeError, TypeError, ValueError) as error:  # an operator that ONNX lacks
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"backbone {backbone!r} cannot be exported: {reason}") from error
+        return file.read_bytes()
+
+
+def _largest_difference(predictor: Predictor, content: bytes) -> float:
+    """Over batches of one and several; in logits it is counted relative to the largest."""
+    session, largest = open_session(content, "the exported graph"), 0.0
+    graph = _Graph(predictor.algorithm).eval()
+    for count in (1, 5):
+        pixels = _noise(predictor, count)
+        with torch.inference_mode():
+            wanted = [tensor.numpy() for tensor in graph(torch.from_numpy(pixels))]
+        for expected, found in zip(wanted, session.run(None, {INPUT: pixels}), strict=True):
+            finite = np.isfinite(expected)  # a class without images has logits of -inf
+            if not np.array_equal(finite, np.isfinite(found)):
+                return float("inf")
+            size = max(1.0, float(np.abs(expected[finite]).max()))
+            apart = np.abs(expected[finite] - found[finite])
+            largest = max(largest, float(apart.max()) / size)
+    return largest
+
+
+def _noise(predictor: Predictor, count: int) -> Pixels:
+    """Pixels of every brightness and grain."""
+    info, generator = predictor.info, np.random.default_rng(0)
+    shape = (count, info.channels, info.image_size, info.image_size)
+    levels = generator.uniform(0, 255, (count, info.channels, 1, 1))
+    grain = generator.normal(0, 1, shape) * generator.uniform(0, 80, (count, 1, 1, 1))
+    return (levels + grain).clip(0, 255).astype(np.uint8)
+
+
+def _versions() -> dict[str, str]:
+    import onnxruntime
+
+    known = {name: version(name) for name in ("solodg", "torch", "timm", "onnx")}
+    return known | {"onnxruntime": onnxruntime.__version__}  # several packages may provide it

@@ -1,0 +1,1 @@
+"""A trained run as one HTML page."""

@@ -1,0 +1,143 @@
+"""Charts of a report: training curves, confusion, reliability, accuracy over uncertainty."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from solodg.explain.panels import short
+from solodg.figures.style import BLUE, COLOURS, GREY, INK, ORANGE, log_axis, new_figure, plain_axis
+from solodg.report.predictions import DomainPredictions
+
+WRITTEN = 12  # up to so many classes, a confusion matrix has numbers
+NAMED = 24  # and up to so many, names
+_STYLES = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 1, 1, 1)))
+
+
+def training_curves(lines: Sequence[dict[str, Any]], selected: int | None) -> dict[str, Figure]:
+    """By title; from the lines of `metrics.jsonl`."""
+    losses = [line for line in lines if "loss" in line]
+    names = [name for name in (losses[0] if losses else {}) if name not in ("step", "kl")]
+    steps = [line["step"] for line in losses]
+    charts = {}
+    if losses:
+        curves = {n: (steps, [line.get(n, np.nan) for line in losses]) for n in names}
+        charts["Losses on source training images"] = _curves(curves, "loss", log=False)
+    if losses and "kl" in losses[0]:
+        kl = {"KL": (steps, [line["kl"] for line in losses])}
+        charts["KL of the written classifier from the meta-prior"] = _curves(kl, "KL", log=True)
+    scored = [line for line in lines if "val_accuracy" in line]
+    if scored:
+        accuracy = [100 * line["val_accuracy"] for line in scored]
+        curves = {"validation": ([line["step"] for line in scored], accuracy)}
+        title = "Accuracy on source validation images"
+        charts[title] = _curves(curves, "accuracy, %", log=False, selected=selected)
+    return charts
+
+
+def _curves(
+    curves: dict[str, tuple[list[int], list[float]]],
+    ylabel: str,
+    *,
+    log: bool,
+    selected: int | None = None,
+) -> Figure:
+    figure = new_figure(4.6, 3.0)
+    left = 0.21 if log else 0.15  # room for ticks like 6 x 10^1
+    axis = figure.add_axes((left, 0.17, 0.97 - left, 0.7 if len(curves) > 1 else 0.78))
+    for number, (name, (steps, values)) in enumerate(curves.items()):
+        few = "o" if len(steps) < 30 else None
+        axis.plot(steps, values, color=(ORANGE, BLUE, *COLOURS[2:])[number % 6], label=name, lw=1.4,
+                  ls=_STYLES[number % 6], marker=few, ms=3.5)  # fmt: skip
+    if selected is not None:
+        axis.axvline(selected, color=GREY, lw=1, ls=":")
+        axis.annotate(" selected", (selected, 0.03), xycoords=("data", "axes fraction"), color=INK,
+                      fontsize=8, ha="right", rotation=90, va="bottom")  # fmt: skip
+    if log:
+        log_axis(axis)
+    axis.set(xlabel="step", ylabel=ylabel)
+    plain_axis(axis, grid="y")
+    if len(curves) > 1:
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False, fontsize=8,
+                    labelcolor=INK, columnspacing=1.0)  # fmt: skip
+    return figure
+
+
+def confusion(part: DomainPredictions, classes: Sequence[str]) -> Figure:
+    """Rows are true classes, as shares of 1."""
+    counts = confusion_counts(part, len(classes))
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    few = len(classes) <= NAMED
+    figure = new_figure(4.6, 4.6)
+    names = [short(c, 12) for c in classes]
+    margin = 0.1 + 0.013 * max(map(len, names)) if few else 0.1  # room for names
+    axis = figure.add_axes((margin, margin, 0.98 - margin, 0.98 - margin))
+    # From nothing to blue, so that it stands on any page.
+    ramp = LinearSegmentedColormap.from_list("ramp", [(0, 0.447, 0.698, 0), (0, 0.447, 0.698, 1)])
+    axis.imshow(shares, cmap=ramp, vmin=0, vmax=1)
+    plain_axis(axis)
+    size = 8 if len(classes) <= WRITTEN else 6
+    ticks = range(len(classes)) if few else []
+    axis.set_xticks(ticks, names if few else [], rotation=90, fontsize=size)
+    axis.set_yticks(ticks, names if few else [], fontsize=size)
+    axis.set(xlabel="said", ylabel="true" if few else "true, in the order of the classes")
+    if len(classes) <= WRITTEN:
+        for (row, column), share in np.ndenumerate(shares):
+            if share >= 0.005:
+                axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
+                          color="white" if share > 0.85 else INK)  # fmt: skip
+    return figure
+
+
+def confusion_counts(part: DomainPredictions, classes: int) -> NDArray[np.int64]:
+    pairs = part.labels * classes + part.after.argmax(1)
+    counts: NDArray[np.int64] = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    return counts
+
+
+def reliability(groups: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> Figure:
+    """Accuracy over confidence; by group the probabilities (N, C) and labels (N,)."""
+    figure = new_figure(4.6, 3.6)
+    axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
+    axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
+    for number, (name, (probabilities, labels)) in enumerate(groups.items()):
+        confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+        index = np.minimum((confidence * 10).astype(int), 9)
+        bins = [index == i for i in range(10) if (index == i).any()]
+        x, y = [confidence[b].mean() for b in bins], [right[b].mean() for b in bins]
+        _group(axis, x, y, number, name)
+    axis.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
+    return _with_legend(figure, axis)
+
+
+def accuracy_over_uncertainty(
+    groups: dict[str, tuple[NDArray[Any], NDArray[Any], NDArray[Any]]],
+) -> Figure:
+    """By group: probabilities, labels and uncertainty; ten bins of as many images each."""
+    figure = new_figure(4.6, 3.6)
+    axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
+    for number, (name, (probabilities, labels, uncertain)) in enumerate(groups.items()):
+        right = probabilities.argmax(1) == labels
+        bins = np.array_split(np.argsort(uncertain, kind="stable"), min(10, len(labels)))
+        x, y = [uncertain[b].mean() for b in bins], [right[b].mean() for b in bins]
+        _group(axis, x, y, number, name)
+    axis.set(ylim=(0, 1.02), xlabel="uncertainty (a tenth of the images each)", ylabel="accuracy")
+    axis.set_xlim(left=0)
+    return _with_legend(figure, axis)
+
+
+def _group(axis: Any, x: list[Any], y: list[Any], number: int, name: str) -> None:
+    colour, marker = ((ORANGE, "^"), (BLUE, "s"), (GREY, "o"))[number % 3]
+    hollow = number == 2
+    axis.plot(x, y, color=colour, marker=marker, ms=5, lw=1.3, ls=_STYLES[number % 3], label=name,
+              markerfacecolor="none" if hollow else colour)  # fmt: skip
+
+
+def _with_legend(figure: Figure, axis: Any) -> Figure:
+    plain_axis(axis, grid="both")
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, frameon=False, fontsize=8,
+                labelcolor=INK, columnspacing=1.0)  # fmt: skip
+    return figure

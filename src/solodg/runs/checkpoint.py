@@ -1,0 +1,96 @@
+"""The selected model on disk: `model.json` says what it is, `model.safetensors` holds its weights.
+
+Together they are all that prediction needs: weights, source knowledge, classes, preprocessing.
+Never pickle.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from solodg.models.backbones import build_backbone
+from solodg.errors import UserError, unknown
+from solodg.runs.model_info import FORMAT, ModelInfo
+from solodg.storage import read_json, read_tensors, write_json, write_tensors
+
+DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
+
+
+def save_info(folder: Path, info: ModelInfo) -> None:
+    write_json(folder / DESCRIPTION, info.model_dump())
+
+
+def save_weights(
+    folder: Path,
+    algorithm: Algorithm,
+    *,
+    step: int,
+    validation: dict[str, float],
+    backbone: nn.Module | None = None,
+) -> None:
+    """`backbone`: the real one, when the algorithm was trained on its ready features."""
+    state = algorithm.state_dict()
+    if backbone is not None:
+        state |= {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    write_tensors(folder / WEIGHTS, state, {"step": step, "validation": validation})
+
+
+def load_info(folder: Path) -> ModelInfo:
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no model ({DESCRIPTION} is missing). Give the folder of a finished "
+            "`solodg train` run."
+        )
+    raw = read_json(path)
+    found = raw.get("format") if isinstance(raw, dict) else None
+    if found != FORMAT:
+        raise UserError(
+            f"{path} is of format {found!r}; this version reads {FORMAT!r}. Train again, or "
+            "install the version of solodg that wrote it."
+        )
+    try:
+        return ModelInfo.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path} is damaged: {where}: {first['msg']}.") from error
+
+
+def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
+    """The model of a run folder, ready to predict."""
+    info = load_info(folder)
+    if info.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", info.algorithm, ALGORITHMS)
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
+            "Continue it with the same command and --resume."
+        )
+    backbone = build_backbone(
+        info.backbone,
+        channels=info.channels,
+        image_size=info.image_size,
+        image_norm=info.image_norm,
+    )
+    algorithm = build_algorithm(
+        info.algorithm,
+        backbone,
+        num_classes=len(info.classes),
+        num_domains=len(info.source_domains),
+        **info.arguments,
+    )
+    state, _ = read_tensors(folder / WEIGHTS)
+    try:
+        algorithm.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {error}") from error
+    return algorithm.eval(), info
+
+
+def selection(folder: Path) -> dict[str, Any]:
+    """Step and source-validation score of the saved weights."""
+    return read_tensors(folder / WEIGHTS)[1]

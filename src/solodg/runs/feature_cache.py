@@ -1,0 +1,199 @@
+"""Features of a frozen backbone: computed once, kept on disk, read through a memory map.
+
+A file is named for the backbone's weights and for the images of one domain, whatever their split,
+so that runs with other targets, seeds and algorithms find it again.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solodg.models.backbones import Backbone
+from solodg.data.domains import LabelledImages
+from solodg.data.images import Images, Indices, digest
+from solodg.data.transforms import to_unit
+from solodg.progress import Progress
+
+_BATCH = 32
+
+
+Readings = tuple[NDArray[np.float32], ...]  # the features of some images, file by file
+
+
+class StoredFeatures:
+    """Ready features in place of the images they were computed from (see `Images`).
+
+    Where an image is read in several ways (image_norm.py), all its features are side by side.
+    """
+
+    def __init__(
+        self,
+        files: list[Readings],
+        file: NDArray[np.int64],
+        row: NDArray[np.int64],
+        keys: list[str],
+    ) -> None:
+        self.files = files
+        self._file, self._row, self._keys = file, row, keys  # where each image's features are
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def take(self, indices: Indices) -> Tensor:
+        chosen = np.asarray(indices, dtype=np.int64)
+        file, row = self._file[chosen], self._row[chosen]
+        width = self.files[0][0].shape[1]
+        out = np.empty((len(chosen), len(self.files[0]), width), dtype=np.float32)
+        for number in np.unique(file):
+            own = file == number
+            for place, reading in enumerate(self.files[number]):
+                out[own, place] = reading[row[own]]
+        return torch.from_numpy(out.reshape(len(chosen), -1))
+
+    def subset(self, indices: Indices) -> "StoredFeatures":
+        """Of the features, only the files that hold these images stay within reach."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        used, renumbered = np.unique(self._file[chosen], return_inverse=True)
+        files = [self.files[n] for n in used] or self.files[:1]
+        keys = [self._keys[i] for i in chosen]
+        return StoredFeatures(files, renumbered.astype(np.int64), self._row[chosen], keys)
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+
+class FeatureStore:
+    """Computes the features of a backbone, or finds them in `folder`."""
+
+    def __init__(
+        self, backbone: Backbone, name: str, folder: Path, device: torch.device, progress: Progress
+    ) -> None:
+        self.backbone, self.folder = backbone, folder
+        self.device, self.progress = device, progress
+        state = backbone.state_dict()
+        content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
+        kind = f"{name} {backbone.channels} {backbone.image_size}"
+        self.weights = {}  # by reading: it is not among the weights, yet features depend on it
+        for number in backbone.readings:
+            norm = f" image-norm {{{number}}}" if number else ""
+            self.weights[number] = digest(content + f"{kind}{norm}".encode())
+
+    def holds(self, parts: Sequence[LabelledImages]) -> bool:
+        """Whether the features of all these images are there: then all of them can be read."""
+        paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
+        return all(path.is_file() for path in paths)
+
+    def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
+        """The parts of a dataset with features in place of pixels; domains are stored whole."""
+        count = sum(len(part) for part in parts)
+        keys = [""] * count
+        files: list[Readings] = []
+        file = np.zeros(count, dtype=np.int64)
+        row = np.zeros(count, dtype=np.int64)
+        for domain in _domains(parts):
+            for number, member in enumerate(domain.members):
+                keys[member.position] = member.key
+                file[member.position], row[member.position] = len(files), number
+            files.append(self._files(domain))
+        stored = StoredFeatures(files, file, row, keys)
+        ends = np.cumsum([len(part) for part in parts])
+        return [
+            replace(part, images=stored.subset(np.arange(end - len(part), end)))
+            for part, end in zip(parts, ends, strict=True)
+        ]
+
+    def _paths(self, domain: "_Domain") -> dict[float, Path]:
+        """By reading."""
+        images = digest("\n".join(member.key for member in domain.members).encode())
+        return {
+            number: self.folder / f"{weights}-{images}.npy"
+            for number, weights in self.weights.items()
+        }
+
+    def _files(self, domain: "_Domain") -> Readings:
+        found = []
+        for number, path in self._paths(domain).items():
+            if not path.is_file():
+                with self.backbone.reading(number):
+                    self._compute(domain.members, domain.name, path)
+            found.append(np.load(path, mmap_mode="r"))
+        return tuple(found)
+
+    @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
+    def _compute(self, named: list["_Member"], domain: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
+        width = self.backbone.embedding_dim + self.backbone.style_dim
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(named), width)}
+        backbone = self.backbone.to(self.device).eval()
+        try:
+            # Written, not mapped: a full disk is then an error, and not the end of the process.
+            with (
+                temporary.open("wb") as file,
+                self.progress.bar(f"Features of {domain}", len(named)) as advance,
+            ):
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, len(named), _BATCH):
+                    chunk = named[start : start + _BATCH]
+                    pixels = torch.cat(_take(chunk)).to(self.device)
+                    features = torch.cat(backbone(to_unit(pixels)), 1)
+                    file.write(features.float().cpu().numpy().astype("<f4").tobytes())
+                    advance(len(chunk))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class _Member(NamedTuple):
+    """One image of a domain."""
+
+    position: int  # in all parts, one after another
+    images: Images  # of its part
+    place: int  # there
+    key: str
+
+
+class _Domain(NamedTuple):
+    name: str
+    members: list[_Member]  # in the order of their keys, which does not depend on the split
+
+
+def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
+    """All images of the parts, domain by domain."""
+    members: dict[int, list[_Member]] = {}
+    position = 0
+    for part in parts:
+        for index, key in enumerate(part.images.keys()):
+            member = _Member(position, part.images, index, key)
+            members.setdefault(int(part.domains[index]), []).append(member)
+            position += 1
+    names = parts[0].domain_names
+    return [
+        _Domain(names[number], sorted(members[number], key=lambda member: member.key))
+        for number in sorted(members)
+    ]
+
+
+def _take(chunk: list[_Member]) -> list[Tensor]:
+    """Pixels in the order of the chunk, read in runs of images that lie together."""
+    runs: list[tuple[Images, list[int]]] = []
+    for _, images, index, _ in chunk:
+        if runs and runs[-1][0] is images:
+            runs[-1][1].append(index)
+        else:
+            runs.append((images, [index]))
+    return [images.take(indices) for images, indices in runs]
+
+
+def default_cache_dir() -> Path:
+    root = os.environ.get("SOLODG_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "solodg"

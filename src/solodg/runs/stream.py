@@ -1,0 +1,117 @@
+"""How test images come to a test-time method: in batches of what size, from where, in which order.
+
+A method that learns from what it sees gives other answers in another order; so the stream is part
+of the record.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_type_hints
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+
+from solodg.adapters import ADAPTERS, Adapter
+from solodg.algorithms import Algorithm
+from solodg.data import LabelledImages
+from solodg.data.domains import Ints
+from solodg.data.transforms import to_unit
+from solodg.errors import UserError, unknown
+from solodg.runs.metrics import Predictions
+from solodg.seeding import numpy_generator
+
+
+class Stream(BaseModel):
+    """The arguments of the method, and the order of the images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arguments: dict[str, Any] = Field(default_factory=dict)  # of the adapter
+    batch_size: PositiveInt = 64
+    domains: Literal["single", "mixed"] = "single"  # one target after another, or all mixed
+    reset: Literal["batch", "domain", "never"] = "domain"  # "batch" of size 1: every image
+    order_seed: int = Field(default=0, ge=0)
+    images: PositiveInt | None = None  # of each target, drawn by the seed; None: all
+
+    def of(self, part: LabelledImages) -> LabelledImages:
+        """The images of a target that come at all."""
+        if self.images is None or self.images >= len(part):
+            return part
+        generator = numpy_generator(self.order_seed, "images", *part.domain_names)
+        return part.subset(np.sort(generator.permutation(len(part))[: self.images]))
+
+
+def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those given, checked, and the adapter's defaults for the rest."""
+    if name not in ADAPTERS:
+        raise unknown("adapter", name, ADAPTERS)
+    parameters = inspect.signature(ADAPTERS[name]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.name != "algorithm"}
+    hints = get_type_hints(ADAPTERS[name].__init__, include_extras=True)
+    values = dict(defaults)
+    for argument, value in arguments.items():
+        if argument not in defaults:
+            if not defaults:
+                raise UserError(f"adapter {name} takes no {argument!r}, nor any other argument.")
+            raise unknown(f"argument of {name}", argument, defaults)
+        try:
+            values[argument] = TypeAdapter(hints[argument]).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise UserError(f"{name}: {argument}={value}: {reason}.") from error
+    return values
+
+
+def make_adapter(name: str, algorithm: Algorithm, arguments: dict[str, Any]) -> Adapter:
+    """By name, its arguments checked."""
+    values = adapter_arguments(name, arguments)
+    return ADAPTERS[name](algorithm, **values)
+
+
+@torch.inference_mode()
+def predict_stream(
+    adapter: Adapter,
+    parts: Sequence[LabelledImages],
+    stream: Stream,
+    device: torch.device,
+    advance: Callable[[int], None],
+) -> list[Predictions]:
+    """Predictions for each part, in the part's own order, whatever order they came in."""
+    num_classes = adapter.algorithm.num_classes
+    answers = [np.zeros((len(part), num_classes)) for part in parts]
+    everything = list(range(len(parts)))
+    adapter.reset()
+    for group in [everything] if stream.domains == "mixed" else [[i] for i in everything]:
+        if stream.reset == "domain":
+            adapter.reset()
+        for which, index in _batches(parts, group, stream):
+            if stream.reset == "batch":
+                adapter.reset()
+            x = to_unit(gather(parts, which, index)).to(device)
+            rows = adapter.probabilities(x).double().cpu().numpy()
+            for number in np.unique(which):
+                answers[number][index[which == number]] = rows[which == number]
+            advance(len(index))
+    return [Predictions(rows, part.labels) for rows, part in zip(answers, parts, strict=True)]
+
+
+def _batches(
+    parts: Sequence[LabelledImages], group: list[int], stream: Stream
+) -> Iterator[tuple[Ints, Ints]]:
+    """All images of some parts once, shuffled: which part, and which image of it."""
+    which = np.repeat(group, [len(parts[number]) for number in group])
+    index = np.concatenate([np.arange(len(parts[number])) for number in group])
+    names = [name for number in group for name in parts[number].domain_names]
+    order = numpy_generator(stream.order_seed, "stream", *names).permutation(len(which))
+    for start in range(0, len(order), stream.batch_size):
+        chosen = order[start : start + stream.batch_size]
+        yield which[chosen], index[chosen]
+
+
+def gather(parts: Sequence[LabelledImages], which: Ints, index: Ints) -> torch.Tensor:
+    """Images of several parts in the order asked for."""
+    numbers = np.unique(which)
+    found = torch.cat([parts[number].images.take(index[which == number]) for number in numbers])
+    place = np.concatenate([np.flatnonzero(which == number) for number in numbers])
+    return found[torch.from_numpy(np.argsort(place))]

@@ -1,0 +1,187 @@
+"""scikit-learn: the single-sample method on ready features (CLIP, DINO, tabular, anything)."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from solodg.data.domains import LabelledImages, SourceData
+from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.pseudo_domains import cluster_domains, random_domains
+from solodg.errors import UserError, unknown
+from solodg.models.extractor import Standardised
+from solodg.runs.feature_cache import StoredFeatures
+from solodg.runs.fit import Schedule, Score, fit
+from solodg.seeding import derive
+from solodg.types import Batch
+
+_ROWS = 512  # predicted at once
+
+
+class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Every row to be classified writes its own classifier, in one forward pass.
+
+    `fit(X, y, domains=...)`: rows of features, classes, and the domain (site, camera, style) of
+    each row. Without domains, or with one alone, `n_domains` are made by clusters of the features.
+    The features stand for both what is classified and what a row says about its own domain.
+
+    Parameters
+    ----------
+    algorithm : "solo", or another entry of `solodg.algorithms.ALGORITHMS` that works on features.
+    arguments : of the algorithm, e.g. {"posterior": "invariant"}.
+    steps, batch_size, context, learning_rate, weight_decay : of training.
+    n_domains : made where none are given.
+    random_state : the same number gives the same model.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: str = "solo",
+        arguments: dict[str, Any] | None = None,
+        steps: int = 200,
+        batch_size: int = 32,
+        context: int = 4,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 5e-4,
+        n_domains: int = 3,
+        random_state: int = 0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.arguments = arguments
+        self.steps = steps
+        self.batch_size = batch_size
+        self.context = context
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.n_domains = n_domains
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, domains: ArrayLike | None = None) -> "SoloClassifier":
+        """Train on rows of several domains."""
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(str(unknown("algorithm", self.algorithm, ALGORITHMS)))
+        X, y = validate_data(self, X, y, dtype=np.float32, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("SoloClassifier needs at least two classes; the data has one class.")
+        source = self._source(np.asarray(X), labels.astype(np.int64), domains)
+        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
+            self.model_ = self._train(source, Path(scratch))
+        self.domains_ = list(source.domain_names)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Class probabilities, averaged over sampled classifiers."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        with torch.inference_mode():
+            rows = torch.tensor(X).split(_ROWS)
+            result: NDArray[np.float64] = torch.cat(
+                [self.model_.probabilities(part) for part in rows]
+            ).numpy()
+        return result
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        probabilities = self.predict_proba(X)
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return chosen
+
+    def _source(
+        self, X: NDArray[np.float32], labels: NDArray[np.int64], domains: ArrayLike | None
+    ) -> SourceData:
+        names: tuple[str, ...] = ("all",)
+        numbers = np.zeros(len(labels), dtype=np.int64)
+        if domains is not None:
+            given = np.asarray(domains)
+            if given.shape != labels.shape:
+                raise ValueError(
+                    f"domains must have one entry per row: {given.shape} for {labels.shape}."
+                )
+            unique, inverse = np.unique(given, return_inverse=True)
+            names, numbers = tuple(str(name) for name in unique), inverse.astype(np.int64)
+        everything = np.arange(len(labels))
+        stored = StoredFeatures([(X,)], np.zeros_like(everything), everything, [""] * len(labels))
+        train = LabelledImages(stored, labels, numbers, names)
+        none = train.subset([])
+        source = SourceData(train, none, none, tuple(map(str, self.classes_)), "photo")
+        return source if len(names) > 1 else self._pseudo_domains(source, X)
+
+    def _pseudo_domains(self, source: SourceData, X: NDArray[np.float32]) -> SourceData:
+        count = min(self.n_domains, len(X))
+        made = cluster_domains(
+            source, X, X[:0], count, seed=self.random_state, min_images=self.context
+        )
+        if _can_be_asked(made):
+            return made
+        # Clusters that are the classes have nothing in common to learn across: deal by lot.
+        return random_domains(source, count, seed=self.random_state)
+
+    def _train(self, source: SourceData, folder: Path) -> Algorithm:
+        torch.manual_seed(derive(self.random_state, "generators"))
+        features = source.train.images.take(np.arange(len(source.train)))
+        algorithm = build_algorithm(
+            self.algorithm,
+            Standardised(features),
+            num_classes=len(source.classes),
+            num_domains=len(source.domain_names),
+            **(self.arguments or {}),
+        )
+        cells = source.train.domains * len(source.classes) + source.train.labels
+        smallest = int(np.unique(cells, return_counts=True)[1].min())
+        try:
+            sampler = EpisodeSampler(
+                source.train,
+                context=min(self.context, smallest),
+                queries=self.batch_size,
+                seed=self.random_state,
+                classes=source.classes,
+            )
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        schedule = Schedule(
+            self.steps, self.steps, self.learning_rate, self.learning_rate, self.weight_decay,
+            self.random_state,
+        )  # fmt: skip
+        fabric = Fabric(accelerator="cpu", devices=1)
+        loader = EpisodeLoader(source.train, sampler, workers=1)
+        fit(fabric, algorithm, loader, _as_it_is, schedule, _LastStep(), folder)
+        algorithm.eval()
+        with torch.no_grad():
+            y, domain = (
+                torch.from_numpy(source.train.labels),
+                torch.from_numpy(source.train.domains),
+            )
+            algorithm.finalize([Batch(features, y, domain)])
+        return algorithm.double().requires_grad_(False)  # so that a batch's size changes nothing
+
+
+class _LastStep:
+    """A few hundred rows leave none to validate on: the last model is the model."""
+
+    def validate(self, algorithm: Algorithm) -> Score:
+        return Score(0.0, 0.0)
+
+    def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
+        pass
+
+
+def _as_it_is(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x
+
+
+def _can_be_asked(source: SourceData) -> bool:
+    """Whether two domains have a class in common, and every class is in two of them."""
+    pairs = np.unique(np.stack([source.train.labels, source.train.domains]), axis=1)
+    counts = np.bincount(pairs[0], minlength=len(source.classes))
+    return bool((counts >= 2).all())

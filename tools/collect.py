@@ -1,0 +1,42 @@
+"""Copies the records of the measured plans from a bench folder, and writes docs/results.md.
+
+    python tools/collect.py runs/bench
+
+For each plan in configs/measured that is done: its own records go to docs/results/PLAN.jsonl, its
+table into docs/results.md. A test holds the page against the records.
+"""
+
+import sys
+from pathlib import Path
+
+from solodg.bench.plan import read_plan
+from solodg.bench.records import read_results
+from solodg.bench.stream_curves import stream_table
+from solodg.bench.table import plan_table, records_of
+from solodg.storage import write_atomically, write_lines
+
+ROOT = Path(__file__).parents[1]
+DOCS, PLANS = ROOT / "docs", ROOT / "configs" / "measured"
+
+
+def main() -> None:
+    everything = read_results(Path(sys.argv[1]) / "results.jsonl")
+    tables = []
+    for path in sorted(PLANS.glob("*.yaml")):
+        plan = read_plan(path)
+        own = records_of(plan, everything)
+        if all(cell.key in everything.done for cell in plan.cells()):
+            write_lines(DOCS / "results" / f"{path.stem}.jsonl", [r.model_dump() for r in own])
+        results = read_results(DOCS / "results" / f"{path.stem}.jsonl")
+        if results.done:
+            command = f"`solodg bench configs/measured/{path.name}`; records: "
+            link = f"[{path.stem}.jsonl](results/{path.stem}.jsonl)"
+            grid = stream_table(plan, results) or plan_table(plan, results)
+            tables.append(f"{command}{link}\n\n{grid.markdown()}")
+    page = DOCS / "results.md"
+    before = page.read_text().split("<!-- tables -->")[0]
+    write_atomically(page, f"{before}<!-- tables -->\n\n{chr(10).join(tables)}".encode())
+
+
+if __name__ == "__main__":
+    main()
