@@ -1,24 +1,34 @@
-# The environment lives in .venv; `make install` makes it, every other target makes it first.
+# The environment lives in .venv. `make install` installs the package and what it needs, which is
+# enough for the demo; tests, linters and benchmarks need `make install-dev`. Every target installs
+# what it needs first.
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 PYTHON ?= python3
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test bench quick lint browser clean
+.PHONY: install install-dev demo test bench quick lint browser clean
 
-install: $(STAMP)
+install: $(VENV)/.installed
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(STAMP)
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): about a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
 	@echo "Installed. Activate with: source $(VENV)/bin/activate"
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what tests, linters and benchmarks need: about a minute"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
 
 demo: install
 	$(BIN)/solodg demo
 
-# Two processes of one thread each: 8 minutes on two cores, against 13 in one of two threads.
-test: install lint browser
+# Two processes of one thread each are faster on two cores than one process of two threads.
+test: install-dev lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # For the tests that open pages: Chromium, where apt may install it. Without it they skip.
@@ -34,7 +44,7 @@ browser:
 DATA ?= data
 WEIGHTS ?= tf_efficientnet_lite0.safetensors
 
-bench: install
+bench: install-dev
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.adapters
@@ -51,7 +61,7 @@ quick: install
 	  $(BIN)/solodg bench $$plan --data-dir $(DATA) || failed=1; \
 	done; exit $$failed
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
