@@ -13,9 +13,9 @@ import httpx
 import numpy as np
 import pytest
 from scipy import stats
-from serving_process import served
 from typer.testing import CliRunner
 
+from serving_process import served
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.cli import app
@@ -58,31 +58,28 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_commands_of_the_readme_run_in_order(workplace: Path) -> None:
-    given = [c for c in commands() if c[0] in ("solodg", "curl")]
-    assert [c[1] for c in given if c[0] == "solodg"] == [
-        "train", "train", "evaluate", "evaluate", "predict", "export", "serve"
+    *local, serve, curl = [c for c in commands() if c[0] in ("solodg", "curl")]
+    assert [c[1] for c in local] == [
+        "train", "train", "evaluate", "evaluate", "predict", "export"
     ]  # fmt: skip
-    with contextlib.ExitStack() as until_the_end:
-        for command in given:
-            if command[0] == "curl":
-                field, path = command[command.index("--form") + 1].split("=@")
-                address = re.sub(r"^http://127\.0\.0\.1:\d+", server.url.rstrip("/"), command[-1])
-                answer = httpx.post(address, files={field: Path(path).read_bytes()})
-                assert answer.status_code == 200
-                assert "disc" in answer.text
-            elif command[1] == "serve":  # at a free port, in place of the one of the README
-                server = until_the_end.enter_context(served(Path(command[2])))
-            else:
-                output = solodg(*command[1:])
-                assert command[1] != "predict" or "disc" in output
+    for command in local:
+        output = solodg(*command[1:])
+        assert command[1] != "predict" or "disc" in output
+    assert (serve[:2], curl[0]) == (["solodg", "serve"], "curl")
+    field, path = curl[curl.index("--form") + 1].split("=@")
+    with served(Path(serve[2])) as server:  # at a free port, in place of the README's
+        address = re.sub(r"^http://127\.0\.0\.1:\d+", server.url.rstrip("/"), curl[-1])
+        answer = httpx.post(address, files={field: Path(path).read_bytes()})
+    assert answer.status_code == 200
+    assert "disc" in answer.text
 
 
 def test_the_python_of_the_readme_runs(workplace: Path) -> None:
     images, features = blocks("python")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(images, "README", "exec"), {})  # noqa: S102
-        exec(compile(features, "README", "exec"), {})  # noqa: S102
+        exec(compile(images, "README", "exec"), {})
+        exec(compile(features, "README", "exec"), {})
     first, second, third = output.getvalue().splitlines()
     assert first.startswith("disc")
     assert f"# weights written for this image: {second}\n" in images
@@ -207,13 +204,17 @@ def test_the_results_of_the_readme_are_those_of_committed_records() -> None:
     files = ("rotated_mnist_accuracy", "rotated_fashion_mnist_accuracy", "pacs_readings")
     columns = [[r for r in records(name) if r["variant"] == "default"] for name in files]
     pacs = columns[2]
-    columns[2] = [r for r in pacs if (r["algorithm"], r["config"].get("image_norm") is None) != ("erm", False)]
+    columns[2] = [
+        r for r in pacs if (r["algorithm"], r["config"].get("image_norm") is None) != ("erm", False)
+    ]
     for algorithm, name in (("erm", "ERM"), ("solo", "`solo`"), ("solo_plus", "`solo_plus`")):
         cells = [accuracy([r for r in rows if r["algorithm"] == algorithm]) for rows in columns]
         assert f"| {name} | {' | '.join(cells)} |" in README
     normed = [r for r in pacs if r["algorithm"] == "erm" and r["config"].get("image_norm")]
     assert {tuple(r["config"]["image_norm"]) for r in normed} == {(0, 3000, 300)}
-    row = f"| ERM with `--image-norm 0,3000,300` | not measured | not measured | {accuracy(normed)} |"
+    row = (
+        f"| ERM with `--image-norm 0,3000,300` | not measured | not measured | {accuracy(normed)} |"
+    )
     assert row in README
 
 
