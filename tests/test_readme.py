@@ -1,25 +1,31 @@
 """What the README and the docs promise is run, or at least exists."""
 
+import contextlib
 import importlib
+import io
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from serving_process import served
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
+from solodg.cli import app
 from solodg.data import DATASETS
 from solodg.serving.settings import Settings
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -31,60 +37,81 @@ def commands(text: str = README) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
+def section(text: str, heading: str) -> str:
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def solodg(*arguments: str) -> str:
+    """Runs a command in this process, which has imported torch already, and returns its output."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, (arguments, done.output)
+    return done.output
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the docs and plans alone, and `solodg` on the path."""
+    """A folder with the docs and plans alone."""
     for name in ("docs", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    binaries = Path(sys.executable).parent
-    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
 
 def test_the_commands_of_the_readme_run_in_order(workplace: Path) -> None:
-    runnable = [c for c in commands() if c[0] == "solodg" and "DATA" not in c]
-    assert len(runnable) >= 3
-    for command in runnable:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, (command, done.stderr)
-    for code in blocks("python"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("disc")
-        assert "(3, 128)" in done.stdout
+    *local, serve, curl = [c for c in commands() if c[0] in ("solodg", "curl")]
+    assert [c[1] for c in local] == [
+        "train", "train", "evaluate", "evaluate", "predict", "export"
+    ]  # fmt: skip
+    for command in local:
+        output = solodg(*command[1:])
+        assert command[1] != "predict" or "disc" in output
+    assert (serve[:2], curl[0]) == (["solodg", "serve"], "curl")
+    field, path = curl[curl.index("--form") + 1].split("=@")
+    with served(Path(serve[2])) as server:  # at a free port, in place of the README's
+        address = re.sub(r"^http://127\.0\.0\.1:\d+", server.url.rstrip("/"), curl[-1])
+        answer = httpx.post(address, files={field: Path(path).read_bytes()})
+    assert answer.status_code == 200
+    assert "disc" in answer.text
 
 
-def test_every_other_command_of_the_readme_is_one_that_exists() -> None:
+def test_the_python_of_the_readme_runs(workplace: Path) -> None:
+    images, features = blocks("python")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(images, "README", "exec"), {})
+        exec(compile(features, "README", "exec"), {})
+    first, second, third = output.getvalue().splitlines()
+    assert first.startswith("disc")
+    assert f"# weights written for this image: {second}\n" in images
+    assert f"# {third}" in features
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_of_the_docs_exists_with_its_options(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for command in commands():
+    for command in commands(page.read_text()):
         if command[0] == "make":
             assert command[1] in targets
-        elif command[0] == "pip":
-            assert (ROOT / "constraints.txt").is_file()
-        else:
-            assert command[0] == "solodg"
-            help_text = subprocess.run(
-                [sys.executable, "-m", "solodg", command[1], "--help"],
-                capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
-            ).stdout  # fmt: skip
+        elif command[0] == "solodg":
+            help_text = solodg(command[1], "--help")
             for flag in (word for word in command if word.startswith("--")):
-                assert flag in help_text
+                assert re.search(rf"{flag}\b", help_text), command
+        else:
+            assert command[0] in ("pip", "curl", "python")
+    for plan in re.findall(r"configs/[a-z_/]+\.yaml", page.read_text()):
+        assert (ROOT / plan).is_file()
 
 
-def test_the_options_and_limits_of_the_use_page_are_those_of_the_commands() -> None:
-    text = (ROOT / "docs" / "use.md").read_text()
-    named = {c[1]: {w for w in c if w.startswith("--")} for c in commands(text) if c[0] == "solodg"}
-    named["serve"] |= set(re.findall(r"^\| `(--[a-z-]+)", text, re.MULTILINE))
-    assert len(named["serve"]) >= 8
-    for command, flags in named.items():
-        help_text = subprocess.run(
-            [sys.executable, "-m", "solodg", command, "--help"],
-            capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
-        ).stdout  # fmt: skip
-        assert all(flag in help_text for flag in flags), command
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_options_and_limits_of_the_use_page_are_those_of_the_server() -> None:
+    text = (DOCS / "use.md").read_text()
+    named = set(re.findall(r"^\| `(--[a-z-]+)", text, re.MULTILINE))
+    assert len(named) >= 8
+    help_text = solodg("serve", "--help")
+    assert all(flag in help_text for flag in named)
     settings = Settings()
     assert f"| {settings.max_bytes // 1024**2} megabytes" in text
     assert f"| {settings.max_images} a request" in text
@@ -94,20 +121,41 @@ def test_the_options_and_limits_of_the_use_page_are_those_of_the_commands() -> N
     assert f"| {settings.max_batch} images" in text
 
 
-@pytest.mark.parametrize("registry", [ALGORITHMS, ADAPTERS, DATASETS])
-def test_every_registry_entry_has_a_row(registry: dict) -> None:
-    for name in registry:
-        assert f"| `{name}` |" in README
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        ("algorithms.md", "Algorithms", ALGORITHMS),
+        ("algorithms.md", "Adapters", ADAPTERS),
+        ("datasets.md", None, DATASETS),
+        ("plans.md", "Plans for the paper's tables",
+         [path.stem for path in (ROOT / "configs").glob("*.yaml")]),
+    ],
+)  # fmt: skip
+def test_every_entry_has_a_row_in_the_docs(
+    page: str, heading: str | None, names: Iterable[str]
+) -> None:
+    text = (DOCS / page).read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|", section(text, heading) if heading else text, re.M)
+    assert set(names) <= set(rows)
 
 
-def test_linked_files_exist() -> None:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_linked_files_exist(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_modules_named_in_contributing_exist() -> None:
+    text = section((ROOT / "CONTRIBUTING.md").read_text(), "How one image travels")
+    named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text)
+    assert len(named) > 10
+    for name in named:
+        path = ROOT / "src" / "solodg" / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
 
 
 def test_code_named_in_the_method_page_exists() -> None:
-    text = (ROOT / "docs" / "method.md").read_text()
+    text = (DOCS / "method.md").read_text()
     modules = {
         "mean_hidden": "solodg.algorithms.solo.mean_hidden",
         "solo": "solodg.algorithms.solo.method",
@@ -131,25 +179,71 @@ def test_the_ci_calls_the_test_command_of_the_readme() -> None:
     assert ["make", "test"] in commands()
 
 
-def test_the_figures_of_the_readme_are_those_of_committed_records() -> None:
-    """The demo's rows in the README, made again from the records: means and 95% intervals."""
-    lines = (ROOT / "docs" / "results" / "demo.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    for algorithm, name in (
-        ("erm", "ERM"),
-        ("solo", "single-sample (`solo`)"),
-        ("solo_plus", "single-sample (`solo_plus`)"),
-    ):
-        cells = []
-        for role, domains in (("target", ["0"]), ("target", ["90"]), ("target", ["0", "90"]),
-                              ("in-distribution", ["15", "30", "45", "60", "75"])):  # fmt: skip
-            accuracy = np.array([
-                [r["metrics"]["accuracy"] for r in records
-                 if (r["algorithm"], r["role"], r["domain"]) == (algorithm, role, d)
-                 and r["seed"] == seed]
-                for d in domains for seed in (0, 1, 2)
-            ]).reshape(len(domains), 3)  # fmt: skip
-            per_seed = 100 * accuracy.mean(0)
-            interval = stats.t.ppf(0.975, 2) * per_seed.std(ddof=1) / np.sqrt(3)
-            cells.append(f"{per_seed.mean():.1f} ± {interval:.1f}")
+def records(name: str) -> list[dict]:
+    lines = (DOCS / "results" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def with_interval(per_seed: Iterable[float]) -> str:
+    """Fractions of several seeds -> percent: mean ± half of the 95% interval (Student t)."""
+    values = 100 * np.array(list(per_seed))
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():.1f} ± {half:.1f}"
+
+
+def accuracy(found: list[dict], role: str = "target", domains: Iterable[str] = ()) -> str:
+    """The mean over domains of each seed, over seeds."""
+    chosen = [r for r in found if r["role"] == role and (not domains or r["domain"] in domains)]
+    seeds = sorted({r["seed"] for r in chosen})
+    return with_interval(
+        np.mean([r["metrics"]["accuracy"] for r in chosen if r["seed"] == seed]) for seed in seeds
+    )
+
+
+def test_the_results_of_the_readme_are_those_of_committed_records() -> None:
+    files = ("rotated_mnist_accuracy", "rotated_fashion_mnist_accuracy", "pacs_readings")
+    columns = [[r for r in records(name) if r["variant"] == "default"] for name in files]
+    pacs = columns[2]
+    columns[2] = [
+        r for r in pacs if (r["algorithm"], r["config"].get("image_norm") is None) != ("erm", False)
+    ]
+    for algorithm, name in (("erm", "ERM"), ("solo", "`solo`"), ("solo_plus", "`solo_plus`")):
+        cells = [accuracy([r for r in rows if r["algorithm"] == algorithm]) for rows in columns]
         assert f"| {name} | {' | '.join(cells)} |" in README
+    normed = [r for r in pacs if r["algorithm"] == "erm" and r["config"].get("image_norm")]
+    assert {tuple(r["config"]["image_norm"]) for r in normed} == {(0, 3000, 300)}
+    row = (
+        f"| ERM with `--image-norm 0,3000,300` | not measured | not measured | {accuracy(normed)} |"
+    )
+    assert row in README
+
+
+def demo_rows() -> list[str]:
+    rows = []
+    for algorithm, name in (("erm", "ERM"), ("solo", "`solo`"), ("solo_plus", "`solo_plus`")):
+        own = [r for r in records("demo") if r["algorithm"] == algorithm]
+        cells = [accuracy(own, domains=d) for d in (["0"], ["90"], ["0", "90"])]
+        cells.append(accuracy(own, "in-distribution"))
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def study_cells(dataset: str) -> set[str]:
+    """Accuracies with own and others' pose, statistics and style, of all runs of a dataset."""
+    runs = [r for r in records("study") if r["dataset"] == dataset]
+    return {
+        with_interval(np.mean([d[donor] for d in run[part].values()]) for run in runs)
+        for part in ("frame", "statistics", "style")
+        for donor in runs[0][part]["0"]
+    }
+
+
+def test_the_findings_of_the_results_page_are_those_of_committed_records() -> None:
+    """Each `mean ± interval` stands in a generated table, or is that of the demo or the study."""
+    findings, tables = (DOCS / "results.md").read_text().split("<!-- tables -->")
+    assert all(row in findings for row in demo_rows())
+    figure = r"\d+\.\d+ ± \d+\.\d+"
+    known = set(re.findall(figure, tables)) | set(re.findall(figure, "".join(demo_rows())))
+    known |= study_cells("rotated-mnist") | study_cells("rotated-fashion-mnist")
+    assert len(re.findall(figure, findings)) > 40
+    assert set(re.findall(figure, findings)) <= known

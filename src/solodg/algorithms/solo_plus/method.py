@@ -3,7 +3,7 @@
 The paper's generator reads the channel means of all stages of the very image that it classifies,
 and may read its class there, which need not hold on an unseen domain. That was the reason for the
 first four parts here; what they give is not more than three seeds can tell from nothing. What wins
-are the last two (docs/recipe.md). What differs from `solo`:
+are the last two (docs/research_notebook.md). What differs from `solo`:
 
     code     the style is standardised, and squeezed into a few numbers that no gradient of the
              classification reaches the backbone through

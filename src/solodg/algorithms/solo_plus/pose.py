@@ -9,7 +9,7 @@ that no source domain has is brought near to one that some have, and from there 
 It learns from `disagreement` alone: images of one class in different domains are to lie alike. So
 domains that differ by the pose of what they show come closer to each other, those not seen in
 training among them. What classifies the result has no say: it would rather know the training images
-as they are (docs/recipe.md).
+as they are (docs/research_notebook.md).
 """
 
 import torch
