@@ -18,7 +18,7 @@ from solodg.data.transforms import AUGMENTATIONS, Augmentation
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import RunConfig
-from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.seeding import torch_generator
 from solodg.types import Episode
 
@@ -81,10 +81,7 @@ def _train(
         halves = (half._replace(x=augment(half.x, generator)) for half in episode[:2])
         ready = Episode(*halves, episode.num_context)
         waited, augmented = waited + got - asked, augmented + time.perf_counter() - got
-        loss = algorithm.losses(ready)["loss"]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        update(algorithm, optimizer, ready)
     return waited, augmented, time.perf_counter() - started
 
 

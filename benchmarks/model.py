@@ -14,7 +14,7 @@ from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import RunConfig
-from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.types import Batch, Episode
 
 
@@ -86,14 +86,7 @@ def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[]
         name, backbone, num_classes=10, num_domains=5, **recipe.get("arguments", {})
     ).train()
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
-
-    def update() -> None:
-        loss = algorithm.losses(shown)["loss"]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return update
+    return lambda: update(algorithm, optimizer, shown)
 
 
 def main() -> None:

@@ -135,6 +135,24 @@ def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Opt
     return torch.optim.Adam(filled, weight_decay=schedule.weight_decay, fused=True)
 
 
+def update(
+    model: Algorithm,
+    optimizer: torch.optim.Optimizer,
+    episode: Episode,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> dict[str, Tensor]:
+    """Makes one update of the weights from an episode of model inputs; returns its losses.
+
+    It needs no run folder, so a benchmark or an estimate of duration measures the same work as
+    training does. Fabric brings a `backward` of its own, which knows precision and processes.
+    """
+    losses = model.losses(episode)
+    optimizer.zero_grad(set_to_none=True)
+    backward(losses["loss"])
+    optimizer.step()
+    return losses
+
+
 def _update(
     fabric: Fabric,
     model: Any,
@@ -152,11 +170,7 @@ def _update(
     )
     torch.manual_seed(derive(seed, "noise", step, fabric.global_rank))
     model.train()
-    losses: dict[str, Tensor] = model.losses(ready)
-    optimizer.zero_grad(set_to_none=True)
-    fabric.backward(losses["loss"])
-    optimizer.step()
-    return losses
+    return update(model, optimizer, ready, fabric.backward)
 
 
 def _to_inputs(
