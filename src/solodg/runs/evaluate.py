@@ -80,23 +80,29 @@ def evaluate_run(
     else:
         scored = _score_parts(model, parts, device, progress)
     stream_settings = stream.model_copy(update={"arguments": arguments}).model_dump()
-    common = {
-        "dataset": data.name,
-        "algorithm": config.algorithm,
-        "variant": config.variant,
+    common = _common_fields(folder, config, data) | {
         "adapter": adapter,
-        "target": list(config.targets),
-        "seed": config.seed,
-        "protocol": protocol(data, config),
-        "config": portable(config),
-        "versions": read_json(folder / VERSIONS),
-        "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
         "stream": stream_settings if as_stream else {},
         "machine": machine_kind(device),
     }
     records = [_record(domain, common, folder) for domain in scored]
     append_lines(folder / RESULTS, [record.model_dump() for record in records])
     return records
+
+
+def _common_fields(folder: Path, config: RunConfig, data: DomainDataset) -> dict[str, Any]:
+    """Returns the fields that all records of a run share, however it is scored."""
+    return {
+        "dataset": data.name,
+        "algorithm": config.algorithm,
+        "variant": config.variant,
+        "target": list(config.targets),
+        "seed": config.seed,
+        "protocol": protocol(data, config),
+        "config": portable(config),
+        "versions": read_json(folder / VERSIONS),
+        "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
+    }
 
 
 class _ScoredDomain(NamedTuple):
