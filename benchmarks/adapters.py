@@ -18,6 +18,7 @@ _FEW = 2
 
 
 def rows(size: int = 224) -> list[list[str]]:
+    """Measures all test-time methods at batch sizes 1 and 64; returns the rows of the table."""
     found = []
     models = {name: build(name, 7, size) for name in ("erm", "solo", "solo_plus", "ttt")}
     for batch, rounds in ((1, 15), (64, 2)):
@@ -44,6 +45,7 @@ def rows(size: int = 224) -> list[list[str]]:
 
 
 def main() -> None:
+    """Prints the table of test-time methods."""
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "method", "time", "/ ERM"]
     sys.stdout.write(table("Test-time methods, ResNet-18 at 224 pixels", header, rows()))

@@ -19,6 +19,7 @@ HEADER = ["", "compiled", "plain", "plain / compiled", "seconds to compile"]
 def row(
     title: str, plain: Callable[[], object], compiled: Callable[[], object], rounds: int
 ) -> list[str]:
+    """Measures compiled and plain work in turns; returns their row of the table."""
     started = time.perf_counter()
     compiled()
     seconds = time.perf_counter() - started
@@ -28,6 +29,7 @@ def row(
 
 
 def main() -> None:
+    """Prints the table of compiled and plain PyTorch."""
     keep_freed_memory()  # as the command line does, for all that is compared
     rows = []
     model = build("solo", 7, 224)

@@ -28,6 +28,7 @@ class Stopwatch:
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Measures the work until the bar is closed, under the first word of its title."""
         started = time.perf_counter()
         yield lambda count, note="": None
         kind = title.split()[0]
@@ -35,6 +36,7 @@ class Stopwatch:
 
 
 def main() -> None:
+    """Prints where the time of four runs on PACS goes, and their accuracies."""
     keep_freed_memory()  # as the command line does, for all that is compared
     if len(sys.argv) != 3 or not DATASETS["pacs"].find(Path(sys.argv[1])):
         sys.stderr.write("Give the folder that holds PACS, and a weights file: left out.\n")

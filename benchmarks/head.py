@@ -23,10 +23,11 @@ QUERIES, SAMPLES, CONTEXT, STYLE = 128, 10, 4, 1024
 HIDDEN = 256  # the default width, for growth and memory; the bars use a width of D
 KINDS: dict[str, type[Solo]] = {"ours": Solo, "plain": PlainSolo}
 GROWTH = [(dim, classes) for dim in (512, 2048) for classes in (7, 65, 345, 1000)]
-_MEMORY_GB = 15.0  # the plain form is not asked for more
+_MEMORY_GB = 15.0  # the plain form is not measured beyond it
 
 
 def build(kind: str, dim: int, classes: int, hidden: int | None = None) -> Solo:
+    """Builds a head on ready features: "ours", or the plain form of the same method."""
     torch.manual_seed(0)
     return KINDS[kind](
         ReadyFeatures(dim, STYLE),
@@ -40,7 +41,7 @@ def build(kind: str, dim: int, classes: int, hidden: int | None = None) -> Solo:
 
 
 def episode(dim: int, classes: int) -> Episode:
-    """Context of two domains, queries of the second; features stand in for images."""
+    """Returns an episode of random features: context of two domains, queries of the second."""
     torch.manual_seed(1)
 
     def batch(y: torch.Tensor, domain: int) -> Batch:
@@ -55,6 +56,7 @@ def episode(dim: int, classes: int) -> Episode:
 def training_step(
     kind: str, dim: int, classes: int, hidden: int | None = None
 ) -> Callable[[], object]:
+    """Returns a function that computes the loss of one episode and its gradients."""
     head, shown = build(kind, dim, classes, hidden).train(), episode(dim, classes)
 
     def step() -> None:
@@ -67,6 +69,7 @@ def training_step(
 def inference(
     kind: str, dim: int, classes: int, batch: int, hidden: int | None = None
 ) -> Callable[[], object]:
+    """Returns a function that predicts one batch of features."""
     head, shown = build(kind, dim, classes, hidden).eval(), episode(dim, classes)
     x = shown.target.x[-QUERIES:].detach()[:batch]
     with torch.inference_mode():
@@ -80,13 +83,13 @@ def inference(
 
 
 def plain_gigabytes(dim: int, classes: int) -> float:
-    """What the plain training step keeps: (B, L, C, .) layers and (B, M, C, D) weights."""
+    """Returns the memory of a plain training step: (B, L, C, .) layers, (B, M, C, D) weights."""
     rows = QUERIES * SAMPLES * classes * 4 / 1024**3
     return rows * dim * 14
 
 
 def peak_megabytes(kind: str, dim: int, classes: int) -> float:
-    """Of a process that does one training step, less what it had before the step."""
+    """Returns the peak memory that one training step adds to a process of its own."""
     command = [sys.executable, "-m", "benchmarks.head", "--memory", kind, str(dim), str(classes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout))
@@ -107,7 +110,7 @@ def _status(name: str) -> int:
 
 
 def main_table() -> str:
-    """The bars: 128 queries, D 512, L = M = N = 10."""
+    """Measures the sizes that performance goals are set for: 128 queries, D 512, 10 samples."""
     rows = []
     for classes in (7, 65):
         steps = alternate({k: training_step(k, 512, classes) for k in KINDS}, rounds=9)
@@ -128,6 +131,7 @@ def main_table() -> str:
 
 
 def growth_table() -> str:
+    """Measures how time and memory grow with dimension and number of classes."""
     rows = []
     for dim, classes in GROWTH:
         kinds = [k for k in KINDS if k == "ours" or plain_gigabytes(dim, classes) < _MEMORY_GB]
@@ -160,6 +164,7 @@ def _cells(measured: dict) -> list[str]:
 
 
 def main() -> None:
+    """Prints both tables, or with --memory the peak memory of one step."""
     keep_freed_memory()  # as the command line does, for all that is compared
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", nargs=3, metavar=("KIND", "DIM", "CLASSES"))

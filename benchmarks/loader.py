@@ -18,12 +18,13 @@ from solodg.data.transforms import AUGMENTATIONS, Augmentation
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import RunConfig
-from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.seeding import torch_generator
 from solodg.types import Episode
 
 
 def measure(name: str, target: str, data_dir: Path, steps: int) -> list[str]:
+    """Measures loading and training on a dataset; returns its row of the table."""
     spec = DATASETS[name]
     dataset = spec.load(Loading(data_dir, spec.image_size, spec.channels))
     source = dataset.leave_out(spec.default_targets or (target,))
@@ -49,7 +50,7 @@ def measure(name: str, target: str, data_dir: Path, steps: int) -> list[str]:
 
 
 def _decode_rate(train: LabelledImages) -> str:
-    """Images per second of the first epoch, which decodes; later ones find the cache."""
+    """Returns the images per second of the first epoch; later ones read the cache."""
     if not isinstance(train.images, ImageFiles):
         return "no files"
     started = time.perf_counter()
@@ -67,28 +68,29 @@ def _drain(loader: EpisodeLoader, steps: int) -> float:
 def _train(
     algorithm: Algorithm, loader: EpisodeLoader, augment: Augmentation, steps: int
 ) -> tuple[float, float, float]:
-    """Seconds waited for episodes, spent on augmentation, and in all, after one step to warm up."""
+    """Trains after one step of warm-up.
+
+    Returns the seconds waited for episodes, spent on augmentation, and in all.
+    """
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-4, 1e-4, 0.0, 0))
     episodes = loader.episodes(0, steps + 1)
     waited = augmented = started = 0.0
     for step in range(steps + 1):
         if step == 1:
             waited, augmented, started = 0.0, 0.0, time.perf_counter()
-        asked = time.perf_counter()
+        began = time.perf_counter()
         episode = next(episodes)
         got = time.perf_counter()
         generator = torch_generator(0, step)
         halves = (half._replace(x=augment(half.x, generator)) for half in episode[:2])
         ready = Episode(*halves, episode.num_context)
-        waited, augmented = waited + got - asked, augmented + time.perf_counter() - got
-        loss = algorithm.losses(ready)["loss"]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        waited, augmented = waited + got - began, augmented + time.perf_counter() - got
+        update(algorithm, optimizer, ready)
     return waited, augmented, time.perf_counter() - started
 
 
 def main() -> None:
+    """Prints the table of loading and training rates."""
     keep_freed_memory()  # as the command line does, for all that is compared
     data_dir = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("data")
     torch.manual_seed(0)

@@ -14,12 +14,12 @@ from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import RunConfig
-from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.types import Batch, Episode
 
 
 def build(name: str, classes: int, size: int) -> Algorithm:
-    """Ready to predict; ERM is the same backbone with a linear head and no style."""
+    """Builds a model that is ready to predict, on ResNet-18 with random weights."""
     torch.manual_seed(0)
     recipe = ALGORITHMS[name].recipes["pretrained"]
     backbone = build_backbone("resnet18", image_size=size, image_norm=recipe.get("image_norm"))
@@ -31,6 +31,7 @@ def build(name: str, classes: int, size: int) -> Algorithm:
 
 
 def inference_rows(size: int = 224) -> list[list[str]]:
+    """Measures prediction beside ERM; returns the rows of the table."""
     rows = []
     for classes in (7, 345):
         models = {name: build(name, classes, size) for name in ("erm", "solo", "solo_plus")}
@@ -45,6 +46,8 @@ def inference_rows(size: int = 224) -> list[list[str]]:
 
 
 def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Returns a function that predicts one batch."""
+
     def predict() -> None:
         with torch.inference_mode():
             model(x)
@@ -53,7 +56,7 @@ def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def step_rows(shown: Episode) -> list[list[str]]:
-    """A whole update of ResNet-18 on rotated MNIST at 32 pixels, as `solodg train` does it."""
+    """Measures a whole update of ResNet-18 for every algorithm; returns the rows of the table."""
     measured = alternate({name: updater(name, shown) for name in ALGORITHMS}, rounds=9, warmup=2)
     return [
         [name, milliseconds(timing), ratio(timing, measured["erm"])]
@@ -62,6 +65,8 @@ def step_rows(shown: Episode) -> list[list[str]]:
 
 
 def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 10) -> Episode:
+    """Returns an episode of noise with the sizes of rotated MNIST."""
+
     def batch(labels: Tensor, domain: Tensor) -> Batch:
         return Batch(torch.rand(len(labels), 1, 32, 32), labels, domain)
 
@@ -74,7 +79,7 @@ def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 1
 
 
 def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[], object]:
-    """As from random weights: with what the method wants of a run there."""
+    """Returns a function that makes one update, with the method's recipe for random weights."""
     torch.manual_seed(0)
     recipe = ALGORITHMS[name].recipes["random"]
     backbone = build_backbone(
@@ -86,17 +91,11 @@ def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[]
         name, backbone, num_classes=10, num_domains=5, **recipe.get("arguments", {})
     ).train()
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
-
-    def update() -> None:
-        loss = algorithm.losses(shown)["loss"]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return update
+    return lambda: update(algorithm, optimizer, shown)
 
 
 def main() -> None:
+    """Prints the tables of inference and of training steps."""
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ERM", "solo", "solo_plus", "solo / ERM", "solo_plus / ERM"]
     sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")

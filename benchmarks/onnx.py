@@ -42,17 +42,19 @@ def build(backbone: str, classes: int = CLASSES, size: int = SIZE) -> Predictor:
 
 
 def exported(model: Predictor) -> OnnxPredictor:
+    """Exports a model and opens it in ONNX Runtime, without a file."""
     return OnnxPredictor(open_session(to_onnx(model), "the exported graph"), model.info)
 
 
 def rows(backbone: str, rounds: dict[int, int]) -> list[list[str]]:
+    """Measures a backbone; `rounds` are given by batch size. Returns the rows of the table."""
     model = build(backbone)
     models = {"ONNX Runtime": exported(model), "PyTorch": model}
     found = []
     for batch, count in rounds.items():
         shape = (batch, 3, SIZE, SIZE)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        work = {name: _asked(one, pixels) for name, one in models.items()}
+        work = {name: _computation(model, pixels) for name, model in models.items()}
         measured = alternate(work, rounds=count, warmup=1)
         per_image = [f"{1000 * measured[name].median / batch:.1f} ms" for name in models]
         cost = ratio(measured["PyTorch"], measured["ONNX Runtime"])
@@ -61,11 +63,12 @@ def rows(backbone: str, rounds: dict[int, int]) -> list[list[str]]:
     return found
 
 
-def _asked(model: ImagePredictor, pixels: Pixels) -> Callable[[], object]:
+def _computation(model: ImagePredictor, pixels: Pixels) -> Callable[[], object]:
     return lambda: model.compute(pixels)
 
 
 def main() -> None:
+    """Prints the table of ONNX Runtime and PyTorch."""
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ONNX Runtime, an image", "PyTorch, an image", "PyTorch / ONNX",
               "ONNX Runtime, the batch"]  # fmt: skip

@@ -35,7 +35,7 @@ ROUNDS, WARM = 2, 3.0  # modes take turns; seconds of load before anything is co
 
 @dataclass
 class Load:
-    """What one mode has seen."""
+    """What was measured of one mode of the server."""
 
     seconds: float = 0.0
     times: list[float] = field(default_factory=list)  # of each answered request
@@ -46,6 +46,7 @@ class Load:
     alone: int = 0
 
     def row(self, name: str) -> list[str]:
+        """Returns the row of the table for this mode."""
         p50, p99 = np.percentile(self.times, [50, 99]) * 1000
         failed = sum(n for status, n in self.statuses.items() if status != 200)
         memory = [f"{a:.0f} to {b:.0f}" for a, b in zip(*[iter(self.memory)] * 2, strict=True)]
@@ -61,7 +62,7 @@ HEADER = ["", "images/s", "p50", "p99", "requests", "failed", "other answers tha
 
 @contextmanager
 def server(model: Path, max_batch: int) -> Iterator[tuple[str, int, int]]:
-    """Its address and process."""
+    """Starts a server; yields its host, its port and the id of its process."""
     command = [sys.executable, "-m", "solodg", "serve", str(model), "--port", "0",
                "--max-batch", str(max_batch)]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -79,7 +80,7 @@ async def client(
     host: str, port: int, images: list[bytes], expected: list[object], until: float, load: Load,
     start: int,
 ) -> None:  # fmt: skip
-    """One connection that asks again as soon as it is answered; as light as can be."""
+    """Sends requests over one connection, each as soon as the last is answered."""
     reader, writer = await asyncio.open_connection(host, port)
     number = start
     while time.perf_counter() < until:
@@ -102,6 +103,7 @@ async def press(
     where: tuple[str, int, int], images: list[bytes], expected: list[object], seconds: float,
     clients: int, load: Load,
 ) -> None:  # fmt: skip
+    """Puts a server under the load of many clients and adds what it measures to `load`."""
     host, port, pid = where
 
     async def crowd(seconds: float, into: Load) -> None:
@@ -136,6 +138,7 @@ def _megabytes(pid: int) -> float:
 
 
 def noise(folder: Path) -> tuple[Path, list[bytes]]:
+    """Exports ResNet-18 with random weights; returns its file and 64 images of noise."""
     from benchmarks.onnx import build
     from solodg.predict.export import export_onnx
 
@@ -151,6 +154,7 @@ def noise(folder: Path) -> tuple[Path, list[bytes]]:
 
 
 def main() -> None:
+    """Loads the server in turns of each mode and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("images", nargs="?", type=Path)

@@ -14,10 +14,12 @@ class Timing(NamedTuple):
 
     @property
     def median(self) -> float:
+        """The median over rounds, in seconds."""
         return statistics.median(self.rounds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
+        """The first and third quartile over rounds, in seconds."""
         if len(self.rounds) < 2:
             return self.rounds[0], self.rounds[0]
         low, _, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
@@ -27,7 +29,7 @@ class Timing(NamedTuple):
 def alternate(
     candidates: dict[str, Callable[[], object]], *, rounds: int, warmup: int = 2
 ) -> dict[str, Timing]:
-    """Each candidate once per round, in turn, so that a slow minute slows all of them."""
+    """Measures all candidates in turn in every round, so that a slow minute slows all of them."""
     for _ in range(warmup):
         for work in candidates.values():
             work()
@@ -46,18 +48,19 @@ def alternate(
 
 
 def milliseconds(timing: Timing) -> str:
+    """Formats a median with its quartiles: `12.3 ms (11.2-16.2)`."""
     low, high = timing.quartiles
     return f"{1000 * timing.median:.1f} ms ({1000 * low:.1f}-{1000 * high:.1f})"
 
 
 def ratio(slow: Timing, fast: Timing) -> str:
-    """Median over rounds of the ratio within a round: a slow minute is in both."""
+    """Returns the median over rounds of the ratio within a round: a slow minute is in both."""
     pairs = zip(slow.rounds, fast.rounds, strict=True)
     return f"{statistics.median(a / b for a, b in pairs):.2f}"
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, ready for docs/performance.md."""
+    """Returns a Markdown table with a title, ready for docs/performance.md."""
     lines = [f"### {title}", "", f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 # A module may import from the rows above its own and from no other: rows above it here, for another
 # package; rows above it in `MODULES`, for its own. Members of one row do not know each other.
 PACKAGES = """
-errors progress seeding torchvision_shim types
+errors inference progress seeding torchvision_shim types
 pixels storage
 models data figures
 algorithms
@@ -66,8 +66,9 @@ MODULES = {
     "runs": """
         __init__ allocator
         config model_info statistics
-        metrics tables
-        fit feature_cache tensorboard
+        devices metrics metrics_log tables
+        training_state
+        fit feature_cache
         target_images stream
         folder build checkpoint
         scored_data

@@ -65,9 +65,9 @@ def test_a_stopped_run_resumes_to_the_same_weights(
     )
     ends = []  # the last weights, which need not be the selected ones
 
-    def fit(fabric, algorithm, *rest) -> None:
-        real_fit(fabric, algorithm, *rest)
-        ends.append({key: value.clone() for key, value in algorithm.state_dict().items()})
+    def fit(fabric, state, *rest):
+        yield from real_fit(fabric, state, *rest)
+        ends.append({key: value.clone() for key, value in state.algorithm.state_dict().items()})
 
     real_fit = run.fit
     monkeypatch.setattr(run, "fit", fit)
@@ -91,9 +91,10 @@ from solodg.runs.config import Machine, RunConfig
 
 real_fit = run.fit
 
-def fit(fabric, algorithm, *rest):
+def fit(fabric, state, *rest):
+    algorithm = state.algorithm
     before = {n: p.detach().clone() for n, p in algorithm.named_parameters()}
-    real_fit(fabric, algorithm, *rest)
+    yield from real_fit(fabric, state, *rest)
     content = b"".join(p.detach().numpy().tobytes() for p in algorithm.parameters())
     moved = any(not p.equal(before[n]) for n, p in algorithm.named_parameters())
     report = {"name": name, "rank": fabric.global_rank, "world": fabric.world_size,

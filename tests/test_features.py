@@ -9,13 +9,22 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import solodg
+from solodg.algorithms import ALGORITHMS, build_algorithm
 from solodg.data import dataset_spec
 from solodg.data.loading import Loading
 from solodg.data.transforms import to_unit
+from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
+from solodg.progress import NoProgress
+from solodg.runs import checkpoint
+from solodg.runs.build import input_batches, ready_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
+from solodg.runs.feature_cache import FeatureStore
+from solodg.runs.metrics import predict
+from solodg.runs.scored_data import open_scored, reading_features
 from solodg.runs.train import train_run
+from solodg.types import Batch
 
 
 def save_weights(donor: Backbone, path: Path) -> None:
@@ -97,9 +106,6 @@ def test_other_weights_or_other_images_are_other_features(tmp_path, frozen, forw
 
 
 def test_stored_features_are_the_features_of_their_image(tmp_path, image_folder) -> None:
-    from solodg.progress import NoProgress
-    from solodg.runs.feature_cache import FeatureStore
-
     backbone = build_backbone("small_cnn", channels=3, image_size=32).eval()
     dataset = dataset_spec(str(image_folder)).load(Loading(Path("."), 32, 3))
     source = dataset.leave_out(["b"], seed=4)
@@ -153,3 +159,74 @@ def test_images_whose_features_are_stored_are_not_decoded_again(
     train_run(config.model_copy(update={"seed": 1}), machine, tmp_path / "r1")
     again = evaluate_run(tmp_path / "r0")
     assert [r.metrics for r in again] == [r.metrics for r in before]
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "solo_plus"])
+def test_opening_data_to_score_leaves_the_model_as_it_was(tmp_path, frozen, algorithm) -> None:
+    config, machine = frozen
+    values = {"algorithm": algorithm, "steps": 4}
+    train_run(config.model_copy(update=values), machine, tmp_path / "run")
+    model, info = checkpoint.load(tmp_path / "run")
+    modules = list(model.modules())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    scored = open_scored(
+        tmp_path / "run", model, info, machine, torch.device("cpu"),
+        progress=NoProgress(), say=lambda text: None,
+    )  # fmt: skip
+    assert [id(module) for module in model.modules()] == [id(module) for module in modules]
+    assert not any(module.training for module in modules)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    # Both predict the same: the model from pixels, its copy from stored features.
+    target = scored.parts[0]
+    found = predict(scored.algorithm.probabilities, input_batches(target.images))
+    expected = predict(model.probabilities, input_batches(target.pixels))
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
+    # What the copy learns is not the model's.
+    with torch.no_grad():
+        for parameter in scored.algorithm.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+NEED_IMAGES = ("dson", "jigen", "l2a_ot", "mixstyle", "ttt")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_that_can_be_trained_on_features_can_be_scored_on_them(name) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32).eval()
+    if name in NEED_IMAGES:
+        with pytest.raises(UserError, match="stored features"):
+            build_algorithm(name, ready_features(backbone), num_classes=3, num_domains=2)
+        return
+    algorithm = build_algorithm(name, backbone, num_classes=3, num_domains=2).eval()
+    y = torch.arange(6) % 3
+    with torch.inference_mode():
+        algorithm.finalize([Batch(torch.rand(6, 3, 32, 32), y, torch.arange(6) % 2)])
+        x = torch.rand(4, 3, 32, 32)
+        copy = reading_features(algorithm)
+        assert algorithm.backbone is backbone
+        found = copy.probabilities(torch.cat(backbone(x), 1))
+        torch.testing.assert_close(found, algorithm.probabilities(x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_size_of_batches_does_not_change_stored_features(tmp_path, monkeypatch) -> None:
+    """To the bit: a cache that was computed in batches of 32 stays true."""
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32).eval()
+    part = dataset_spec("toy").load(Loading(Path("."), 32, 3)).targets(["sky"])["sky"]
+    files = []
+    for name, size in (("rule", None), ("fixed", 32)):
+        if size is not None:
+            monkeypatch.setattr(
+                "solodg.runs.feature_cache.inference_batch_size", lambda numbers: 32
+            )
+        store = FeatureStore(
+            backbone, "small_cnn", tmp_path / name, torch.device("cpu"), NoProgress()
+        )
+        store.replace_images([part])
+        files.append([path.read_bytes() for path in (tmp_path / name).glob("*.npy")])
+    assert len(part) > 32
+    assert files[0] == files[1]

@@ -25,7 +25,7 @@ from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.runs import checkpoint
-from solodg.runs.build import inputs, load_dataset, open_source
+from solodg.runs.build import input_batches, load_dataset, open_source
 from solodg.runs.config import Machine, RunConfig, resolve
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.train import train_run
@@ -595,7 +595,7 @@ def test_da_erm_is_validated_with_the_domain_in_sight_and_saved_without(
         assert {row.numpy().tobytes() for row in x} <= {row.numpy().tobytes() for row in own}
     before = saved.domain_embedding.clone()
     with torch.inference_mode():
-        saved.finalize(inputs(source.train.balanced(config.centre_images, config.seed)))
+        saved.finalize(input_batches(source.train.balanced(config.centre_images, config.seed)))
     torch.testing.assert_close(before, saved.domain_embedding, atol=1e-5, rtol=1e-4)
 
 

@@ -118,9 +118,9 @@ def test_tent_at_batch_one_reset_each_time_depends_on_no_other_image() -> None:
 
 def test_some_images_are_drawn_by_the_seed() -> None:
     whole = part("a", 0, 50)
-    chosen = [Stream(images=8, order_seed=seed).of(whole) for seed in (0, 0, 1)]
+    chosen = [Stream(images=8, order_seed=seed).draw(whole) for seed in (0, 0, 1)]
     assert [len(c) for c in chosen] == [8, 8, 8]
     shown = [c.images.take(range(8))[:, 0, 0, 0].tolist() for c in chosen]
     assert shown[0] == shown[1] == sorted(shown[0])
     assert shown[0] != shown[2]
-    assert Stream(images=99).of(whole) is whole
+    assert Stream(images=99).draw(whole) is whole

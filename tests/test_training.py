@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from solodg.algorithms import ALGORITHMS
@@ -17,9 +18,10 @@ from solodg.models.backbones import build_backbone
 from solodg.runs import checkpoint
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
-from solodg.runs.fit import Schedule
+from solodg.runs.fit import Schedule, build_optimizer, fit, start, update
 from solodg.runs.train import train_run
 from solodg.storage import read_json, read_lines
+from solodg.types import Batch, Episode
 
 TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
 CPU = Machine(accelerator="cpu")
@@ -79,7 +81,7 @@ def test_two_processes_stay_equal_and_only_the_first_writes(tmp_path: Path) -> N
     script.write_text(
         "import hashlib, os, sys\n"
         "from pathlib import Path\n"
-        "import solodg.storage as storage, solodg.runs.fit as training\n"
+        "import solodg.storage as storage\n"
         "from solodg.runs.config import Machine, RunConfig\n"
         "import solodg.runs.train as run\n"
         "rank = os.environ.get('LOCAL_RANK', '0')\n"
@@ -89,9 +91,10 @@ def test_two_processes_stay_equal_and_only_the_first_writes(tmp_path: Path) -> N
         "    return real_open(path, mode, *a, **k)\n"
         "Path.open = spy\n"
         "real_fit = run.fit\n"
-        "def fit(fabric, algorithm, *rest):\n"
-        "    real_fit(fabric, algorithm, *rest)\n"
-        "    content = b''.join(p.detach().numpy().tobytes() for p in algorithm.parameters())\n"
+        "def fit(fabric, state, *rest):\n"
+        "    yield from real_fit(fabric, state, *rest)\n"
+        "    weights = state.algorithm.parameters()\n"
+        "    content = b''.join(p.detach().numpy().tobytes() for p in weights)\n"
         "    print(f'rank={rank} world={fabric.world_size} '\n"
         "          f'weights={hashlib.sha256(content).hexdigest()} '\n"
         "          f'wrote={len(written)}', flush=True)\n"
@@ -271,3 +274,47 @@ def test_an_excluded_domain_is_neither_trained_on_nor_scored(tmp_path: Path) -> 
     )
     assert read_json(folder / "model.json")["source_domains"] == ["ash", "clay"]
     assert {record.domain for record in evaluate_run(folder)} == {"sky", "ash", "clay"}
+
+
+class SameEpisode:
+    """The same episode at every step."""
+
+    def __init__(self) -> None:
+        x = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        y = torch.arange(12) % 3
+        self.episode = Episode(Batch(x[:6], y[:6], y[:6] * 0), Batch(x[6:], y[6:], y[6:] * 0 + 1))
+
+    def episodes(self, start: int, stop: int, rank: int = 0):
+        yield from (self.episode for _ in range(start, stop))
+
+
+def new_erm():
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32)
+    return ALGORITHMS["erm"](backbone, num_classes=3)
+
+
+def test_fit_makes_one_update_before_each_step_it_yields() -> None:
+    """Against updates by hand, without Fabric, without a run folder."""
+    schedule = Schedule(4, 1, 1e-2, 1e-2, 0.0, 0)
+    fabric, episodes = Fabric(accelerator="cpu", devices=1), SameEpisode()
+    algorithm, by_hand = new_erm(), new_erm().train()
+    optimizer = build_optimizer(by_hand, schedule)
+    state = start(fabric, algorithm, schedule)
+    steps = []
+    for step, losses in fit(fabric, state, episodes, lambda x, generator: x, schedule):
+        expected = update(by_hand, optimizer, episodes.episode)
+        assert torch.equal(losses["loss"], expected["loss"])
+        pairs = zip(algorithm.parameters(), by_hand.parameters(), strict=True)
+        assert all(torch.equal(own, other) for own, other in pairs)
+        assert state.step == step
+        algorithm.eval()  # as validation does
+        steps.append(step)
+    assert steps == [1, 2, 3, 4]
+
+
+def test_validation_is_due_at_its_interval_and_after_the_last_step() -> None:
+    schedule = Schedule(10, 4, 1.0, 1.0, 0.0, 0)
+    assert [step for step in range(1, 11) if schedule.validates_at(step)] == [4, 8, 10]
+    stopped = Schedule(10, 4, 1.0, 1.0, 0.0, 0, stop=6)
+    assert [step for step in range(1, 7) if stopped.validates_at(step)] == [4, 6]

@@ -1,7 +1,5 @@
-"""scikit-learn: the single-sample method on ready features (CLIP, DINO, tabular, anything)."""
+"""scikit-learn: single-sample adaptation on ready features (CLIP, DINO, tabular, anything)."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,29 +16,32 @@ from solodg.data.domains import LabelledImages, SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.errors import UserError, unknown
+from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
 from solodg.runs.feature_cache import StoredFeatures
-from solodg.runs.fit import Schedule, Score, fit
+from solodg.runs.fit import Schedule, fit, start
 from solodg.seeding import derive
 from solodg.types import Batch
 
-_ROWS = 512  # predicted at once
-
 
 class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Every row to be classified writes its own classifier, in one forward pass.
+    """Classifies rows of features; each test row writes its own classifier in one forward pass.
 
-    `fit(X, y, domains=...)`: rows of features, classes, and the domain (site, camera, style) of
-    each row. Without domains, or with one alone, `n_domains` are made by clusters of the features.
-    The features stand for both what is classified and what a row says about its own domain.
+    `fit(X, y, domains=...)` takes rows of features, their classes, and the domain (site, camera,
+    style) of each row. Without domains, or with a single one, it makes `n_domains` by clustering
+    the features. The features serve as embedding, which is classified, and as style, which tells
+    a row's domain.
 
     Parameters
     ----------
     algorithm : "solo", or another entry of `solodg.algorithms.ALGORITHMS` that works on features.
-    arguments : of the algorithm, e.g. {"posterior": "invariant"}.
-    steps, batch_size, context, learning_rate, weight_decay : of training.
-    n_domains : made where none are given.
-    random_state : the same number gives the same model.
+    arguments : arguments of the algorithm, e.g. {"posterior": "invariant"}.
+    steps : number of updates.
+    batch_size : query rows of an update.
+    context : context rows of each class and domain in an update.
+    learning_rate, weight_decay : of Adam.
+    n_domains : number of domains to make where none are given.
+    random_state : seed; the same number gives the same model.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike, domains: ArrayLike | None = None) -> "SoloClassifier":
-        """Train on rows of several domains."""
+        """Trains on rows of several domains; returns the classifier itself."""
         if self.algorithm not in ALGORITHMS:
             raise ValueError(str(unknown("algorithm", self.algorithm, ALGORITHMS)))
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_min_samples=2)
@@ -76,23 +77,25 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError("SoloClassifier needs at least two classes; the data has one class.")
         source = self._source(np.asarray(X), labels.astype(np.int64), domains)
-        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as scratch:
-            self.model_ = self._train(source, Path(scratch))
+        with torch.random.fork_rng(devices=[]):
+            self.model_ = self._train(source)
         self.domains_ = list(source.domain_names)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Class probabilities, averaged over sampled classifiers."""
+        """Returns class probabilities (rows, classes), averaged over sampled classifiers."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         with torch.inference_mode():
-            rows = torch.tensor(X).split(_ROWS)
+            rows = torch.tensor(X)  # (rows, features)
+            parts = rows.split(inference_batch_size(rows.shape[1]))
             result: NDArray[np.float64] = torch.cat(
-                [self.model_.probabilities(part) for part in rows]
+                [self.model_.probabilities(part) for part in parts]
             ).numpy()
         return result
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Returns the most probable class of each row."""
         probabilities = self.predict_proba(X)
         chosen: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return chosen
@@ -122,12 +125,13 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         made = cluster_domains(
             source, X, X[:0], count, seed=self.random_state, min_images=self.context
         )
-        if _can_be_asked(made):
+        if _shares_classes(made):
             return made
-        # Clusters that are the classes have nothing in common to learn across: deal by lot.
+        # Clusters that are the classes have nothing in common to learn across: draw at random.
         return random_domains(source, count, seed=self.random_state)
 
-    def _train(self, source: SourceData, folder: Path) -> Algorithm:
+    def _train(self, source: SourceData) -> Algorithm:
+        """Trains to the last step: a few hundred rows leave none to validate on."""
         torch.manual_seed(derive(self.random_state, "generators"))
         features = source.train.images.take(np.arange(len(source.train)))
         algorithm = build_algorithm(
@@ -155,7 +159,9 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )  # fmt: skip
         fabric = Fabric(accelerator="cpu", devices=1)
         loader = EpisodeLoader(source.train, sampler, workers=1)
-        fit(fabric, algorithm, loader, _as_it_is, schedule, _LastStep(), folder)
+        state = start(fabric, algorithm, schedule)
+        for _ in fit(fabric, state, loader, _identity, schedule):
+            pass
         algorithm.eval()
         with torch.no_grad():
             y, domain = (
@@ -166,22 +172,12 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return algorithm.double().requires_grad_(False)  # so that a batch's size changes nothing
 
 
-class _LastStep:
-    """A few hundred rows leave none to validate on: the last model is the model."""
-
-    def validate(self, algorithm: Algorithm) -> Score:
-        return Score(0.0, 0.0)
-
-    def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
-        pass
-
-
-def _as_it_is(x: Tensor, generator: torch.Generator) -> Tensor:
+def _identity(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
-def _can_be_asked(source: SourceData) -> bool:
-    """Whether two domains have a class in common, and every class is in two of them."""
+def _shares_classes(source: SourceData) -> bool:
+    """Whether every class is in at least two domains."""
     pairs = np.unique(np.stack([source.train.labels, source.train.domains]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(source.classes))
     return bool((counts >= 2).all())

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.centres import group_means, prototype_loss
+from solodg.inference import inference_batch_size
 from solodg.types import Batch, Episode
-
-_AT_ONCE = 32  # target images through the backbone
 
 
 class DAERM(Algorithm):
@@ -63,7 +62,8 @@ class DAERM(Algorithm):
         self.domain_embedding.copy_(group_means(codes, domains)[0].mean(0).detach())
 
     def see_target(self, x: Tensor) -> None:
-        codes = torch.cat([self.encode(self.embed(part)) for part in x.split(_AT_ONCE)])
+        parts = x.split(inference_batch_size(x[0].numel()))
+        codes = torch.cat([self.encode(self.embed(part)) for part in parts])
         self.domain_embedding.copy_(codes.mean(0).detach())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,15 +17,15 @@ from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress
 from solodg.runs.build import (
-    inputs,
+    input_batches,
     make_algorithm,
     make_backbone,
     make_sampler,
     make_schedule,
     open_source,
-    single_device,
 )
 from solodg.runs.config import Machine, RunConfig, portable
+from solodg.runs.devices import single_device
 from solodg.runs.fit import build_optimizer
 from solodg.types import Batch, Episode
 
@@ -94,7 +94,7 @@ def _measured(config: RunConfig, machine: Machine) -> float:
         few = source.train.subset(np.arange(min(32, len(source.train))))
         started = time.perf_counter()
         with torch.inference_mode():
-            for batch in inputs(few):
+            for batch in input_batches(few):
                 backbone.eval()(batch.x.to(device))
         per_image = (time.perf_counter() - started) / len(few)
         whole += per_image * (len(source.train) + len(source.val))

@@ -26,7 +26,7 @@ from solodg.data.images import digest
 from solodg.errors import UserError
 from solodg.predict.torch import Predictor
 from solodg.progress import NoProgress, Progress
-from solodg.runs.build import inputs, open_source
+from solodg.runs.build import input_batches, open_source
 from solodg.runs.checkpoint import WEIGHTS
 from solodg.runs.config import Machine
 from solodg.runs.folder import read_config, read_machine
@@ -101,7 +101,7 @@ def fit_plane(algorithm: Algorithm, images: LabelledImages, progress: Progress) 
     sums = CentreSums(algorithm.num_classes)
     found, small = [], []
     with progress.bar("Looking at source images", len(images)) as advance:
-        for batch in inputs(images):
+        for batch in input_batches(images):
             z = algorithm.embed(batch.x)
             sums.add(z, batch.y, batch.domain)
             found.append(z.double().numpy())

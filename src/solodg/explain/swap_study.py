@@ -32,11 +32,13 @@ from solodg.data import LabelledImages
 from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
+from solodg.inference import inference_batch_size
 from solodg.models.image_norm import image_norms, others_statistics
 from solodg.progress import NoProgress, Progress
 from solodg.runs import checkpoint
-from solodg.runs.build import inputs, open_source, single_device
+from solodg.runs.build import input_batches, open_source
 from solodg.runs.config import Machine
+from solodg.runs.devices import single_device
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.scored_data import open_scored
 from solodg.runs.stream import Stream, gather
@@ -74,7 +76,7 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
         needs_images=True, progress=NoProgress(), say=lambda text: None,
     )  # fmt: skip
     drawn = {
-        part.images.domain_name: Stream(images=images).of(part.images)
+        part.images.domain_name: Stream(images=images).draw(part.images)
         for part in opened.parts
         if part.role == "target"
     }
@@ -133,9 +135,9 @@ def frame_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accur
     if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
         return None
     write = algorithm.frame.maps
-    known = torch.cat([write(batch.x.to(device)) for batch in inputs(centres)])
+    known = torch.cat([write(batch.x.to(device)) for batch in input_batches(centres)])
     written = {
-        name: torch.cat([write(batch.x.to(device)) for batch in inputs(part)])
+        name: torch.cat([write(batch.x.to(device)) for batch in input_batches(part)])
         for name, part in targets.items()
     }
     generator = torch_generator(seed, "frame-study")
@@ -209,12 +211,12 @@ def _lent_accuracy(
     part: LabelledImages,
     lenders: _Lenders | None,
     advance: Callable[[int], None],
-    batch_size: int = 64,
 ) -> float:
     """A lender goes through the network beside the image, normalised by itself."""
     right = 0
-    for start in range(0, len(part), batch_size):
-        rows = np.arange(start, min(start + batch_size, len(part)))
+    size = inference_batch_size(part.images.take([0]).numel())
+    for start in range(0, len(part), size):
+        rows = np.arange(start, min(start + size, len(part)))
         x, count, lender = part.images.take(rows), len(rows), None
         if lenders is not None:
             lent = gather(lenders.parts, lenders.which[rows], lenders.row[rows])
@@ -235,7 +237,7 @@ def _framed_accuracy(
     advance: Callable[[int], None],
 ) -> float:
     right, start = 0, 0
-    for batch in inputs(part):
+    for batch in input_batches(part):
         observed = algorithm.observe(batch.x.to(device), maps[start : start + len(batch.y)])
         right += int((algorithm.logits(observed).argmax(1).cpu() == batch.y).sum())
         start += len(batch.y)
@@ -247,7 +249,7 @@ def _observe(
     algorithm: Solo, part: LabelledImages, device: torch.device, advance: Callable[[int], None]
 ) -> Observed:
     found, labels = [], []
-    for batch in inputs(part):
+    for batch in input_batches(part):
         found.append(algorithm.observe(batch.x.to(device)))
         labels.append(batch.y)
         advance(len(batch.y))

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solodg.errors import UserError
+from solodg.inference import inference_batch_size
 from solodg.pixels import ImageLike, Pixels, pixels_of
 from solodg.runs.model_info import ModelInfo
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,9 @@ class ImagePredictor(ABC):
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
-        for start in range(0, len(images), _BATCH):
-            chunk = [self.pixels(image) for image in images[start : start + _BATCH]]
+        size = inference_batch_size(self.info.channels * self.info.image_size**2)
+        for start in range(0, len(images), size):
+            chunk = [self.pixels(image) for image in images[start : start + size]]
             results += self.predict_pixels(np.stack(chunk))
         return results
 

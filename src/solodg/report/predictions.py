@@ -14,14 +14,15 @@ from solodg.data import LabelledImages
 from solodg.predict.base import uncertainty
 from solodg.progress import Progress
 from solodg.runs import checkpoint
-from solodg.runs.build import Say, inputs, single_device
+from solodg.runs.build import Say, input_batches
 from solodg.runs.config import Machine, RunConfig
+from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol
 from solodg.runs.folder import read_machine
 from solodg.runs.metrics import Predictions, metrics
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.scored_data import ScoredPart, open_scored
-from solodg.runs.target_images import show_target
+from solodg.runs.target_images import give_target_images
 from solodg.seeding import numpy_generator
 
 Floats = NDArray[np.float64]
@@ -83,13 +84,13 @@ def predict_run(
     algorithm, info = checkpoint.load(folder)
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
-    config, data, parts = open_scored(
+    algorithm.to(device)
+    config, data, parts, algorithm = open_scored(
         folder, algorithm, info, machine, device, dataset=dataset, progress=progress, say=say
     )
-    algorithm.to(device)
     judged = []
     for part in parts:
-        show_target(algorithm, part.images, device)
+        give_target_images(algorithm, part.images, device)
         judged.append(_judge(algorithm, _some(part, images), device, progress))
     return RunPredictions(config, info, data.name, protocol(data, config), judged, images)
 
@@ -110,7 +111,7 @@ def _judge(
     domain = images.domain_name
     before, after = [], []
     with progress.bar(f"Judging {domain}", len(images)) as advance:
-        for batch in inputs(images):
+        for batch in input_batches(images):
             verdicts = algorithm.outputs(batch.x.to(device))
             after.append(_rows(verdicts.probabilities))
             if verdicts.before is not None:

@@ -23,8 +23,8 @@ from solodg.report.predictions import GALLERIES, DomainPredictions, RunPredictio
 from solodg.runs.build import Say
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine, RunConfig
-from solodg.runs.fit import METRICS
 from solodg.runs.folder import FINISHED, REPORT, VERSIONS
+from solodg.runs.metrics_log import METRICS
 from solodg.runs.tables import ROLES
 from solodg.storage import read_json, read_lines
 

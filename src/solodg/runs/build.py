@@ -1,37 +1,34 @@
-"""The pieces that a configuration names, put together: data, backbone, algorithm, devices."""
+"""Builds what a configuration names: data, backbone, algorithm, schedule, description."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm, build_algorithm
-from solodg.models.backbones import Backbone, build_backbone
-from solodg.models.extractor import ReadyFeatures
-from solodg.runs.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.runs.feature_cache import FeatureStore, default_cache_dir
-from solodg.runs.model_info import ModelInfo
+from solodg.inference import inference_batch_size
+from solodg.models.backbones import Backbone, build_backbone
+from solodg.models.extractor import ReadyFeatures
 from solodg.progress import Progress
-from solodg.seeding import derive
+from solodg.runs.config import Machine, RunConfig, algorithm_arguments
+from solodg.runs.feature_cache import FeatureStore, default_cache_dir
 from solodg.runs.fit import Schedule
+from solodg.runs.model_info import ModelInfo
+from solodg.seeding import derive
 from solodg.types import Batch
 
-_EVAL_NUMBERS = 32 * 3 * 224 * 224  # in a batch; measured, see docs/performance.md
-
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # takes a line of text for the user
 
 
 def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunConfig]:
-    """The source domains of a run, and its configuration with targets as the data spells them."""
+    """Returns the source domains of a run, and its configuration with the data's domain names."""
     dataset = load_dataset(config, machine)
     targets = dataset.canonical(config.targets)
     exclude = dataset.canonical(config.exclude) if config.exclude else None
@@ -53,14 +50,18 @@ def read_source(
     say: Say,
     store: FeatureStore | None = None,
 ) -> SourceData:
-    """The same with every image readable, or left out; those with stored features are."""
+    """Returns the source data without unreadable images, checked to be enough for training.
+
+    Images whose features are all in `store` were readable before and are not decoded again.
+    """
     if store is None or not store.holds([source.train, source.val, source.test]):
-        source = source.mapped(lambda part: readable(part, config, progress, say))
+        source = source.mapped(lambda part: without_bad_images(part, config, progress, say))
     source.check()
     return source
 
 
 def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
+    """Loads the dataset that a configuration names, with all its domains."""
     spec = dataset_spec(config.dataset)
     return spec.load(
         Loading(
@@ -75,10 +76,13 @@ def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
     )
 
 
-def readable(
+def without_bad_images(
     part: LabelledImages, config: RunConfig, progress: Progress, say: Say
 ) -> LabelledImages:
-    """Decode every image once; a bad one ends the run, or is left out if the user said so."""
+    """Decodes every image once and returns those that can be read.
+
+    An unreadable image is an error unless the configuration says to skip it.
+    """
     if not isinstance(part.images, ImageFiles) or len(part) == 0:
         return part
     with progress.bar("Reading images", len(part)) as advance:
@@ -93,21 +97,16 @@ def readable(
     return part.subset(np.setdiff1d(np.arange(len(part)), list(bad)))
 
 
-def inputs(part: LabelledImages) -> Iterator[Batch]:
-    """Batches as a model takes them, plainly transformed."""
-    for batch in part.batches(_batch_size(part)):
+def input_batches(part: LabelledImages) -> Iterator[Batch]:
+    """Yields all images once, in order, as batches of model inputs without augmentation."""
+    if len(part) == 0:
+        return
+    for batch in part.batches(inference_batch_size(part.images.take([0]).numel())):
         yield batch._replace(x=to_unit(batch.x))
 
 
-def _batch_size(part: LabelledImages) -> int:
-    """As many images as stay quick: 32 of 224 pixels, more of smaller ones, many features."""
-    if len(part) == 0:
-        return 1
-    numbers = part.images.take([0]).numel()
-    return max(8, min(512, _EVAL_NUMBERS // numbers))
-
-
 def make_backbone(config: RunConfig) -> Backbone:
+    """Builds the backbone with its initial weights, frozen as far as the configuration says."""
     assert config.image_size is not None
     assert config.channels is not None
     backbone = build_backbone(
@@ -128,12 +127,11 @@ def make_backbone(config: RunConfig) -> Backbone:
 
 
 def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) -> Algorithm:
+    """Builds the algorithm with its initial weights; a frozen backbone gives it features."""
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: torch.nn.Module = backbone
     if config.freeze_backbone:
-        extractor = ReadyFeatures(
-            backbone.embedding_dim, backbone.style_dim, len(backbone.readings)
-        )
+        extractor = ready_features(backbone)
     try:
         algorithm = build_algorithm(
             config.algorithm,
@@ -148,7 +146,13 @@ def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) ->
     return algorithm
 
 
+def ready_features(backbone: Backbone) -> ReadyFeatures:
+    """Returns an extractor for the stored features of a backbone, to stand in its place."""
+    return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, len(backbone.readings))
+
+
 def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
+    """Returns the sampler that draws training episodes from the source domains."""
     return EpisodeSampler(
         source.train,
         context=config.context_images,
@@ -165,11 +169,13 @@ def feature_store(
     device: torch.device,
     progress: Progress,
 ) -> FeatureStore:
+    """Opens the store of a backbone's features in the cache folder of the machine."""
     folder = (machine.cache_dir or default_cache_dir()) / "features"
     return FeatureStore(backbone, config.backbone, folder, device, progress)
 
 
 def with_features(source: SourceData, store: FeatureStore) -> SourceData:
+    """Returns the source data with stored features in place of its images."""
     parts = iter(store.replace_images([source.train, source.val, source.test]))
     return source.mapped(lambda _: next(parts))
 
@@ -177,6 +183,10 @@ def with_features(source: SourceData, store: FeatureStore) -> SourceData:
 def with_pseudo_domains(
     source: SourceData, images: SourceData, config: RunConfig, store: FeatureStore
 ) -> SourceData:
+    """Returns the source data with made domains: at random, or clusters of backbone features.
+
+    `images` is the same data as pixels, which clustering reads unless `source` holds features.
+    """
     count = config.num_pseudo_domains
     if config.pseudo_domains == "random":
         return random_domains(source, count, seed=config.seed)
@@ -190,6 +200,7 @@ def with_pseudo_domains(
 
 
 def make_schedule(config: RunConfig) -> Schedule:
+    """Returns the training schedule of a configuration."""
     assert config.steps is not None
     assert config.learning_rate is not None
     assert config.backbone_learning_rate is not None
@@ -206,7 +217,8 @@ def make_schedule(config: RunConfig) -> Schedule:
     )
 
 
-def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
+def describe_model(config: RunConfig, source: SourceData) -> ModelInfo:
+    """Returns the description of the model that a configuration trains, for `model.json`."""
     assert config.image_size is not None
     assert config.channels is not None
     return ModelInfo(
@@ -221,29 +233,3 @@ def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
         source_domains=list(source.domain_names),
         dataset=Path(config.dataset).name,
     )
-
-
-def launch(config: RunConfig, machine: Machine) -> Fabric:
-    number = config.devices.lstrip("-").isdigit()
-    devices: Any = int(config.devices) if number else config.devices
-    try:
-        fabric = Fabric(
-            accelerator=machine.accelerator,
-            devices=devices,
-            num_nodes=config.num_nodes,
-            strategy=machine.strategy,
-            precision=config.precision,
-        )
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"cannot set up the devices: {error}") from error
-    fabric.launch()
-    return fabric
-
-
-def single_device(accelerator: str) -> torch.device:
-    """One device of the kind asked for: evaluation is not distributed."""
-    try:
-        device: torch.device = Fabric(accelerator=accelerator, devices=1).device
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"cannot set up the device: {error}") from error
-    return device

@@ -1,7 +1,7 @@
-"""The selected model on disk: `model.json` says what it is, `model.safetensors` holds its weights.
+"""The selected model on disk: `model.json` describes it, `model.safetensors` holds its weights.
 
-Together they are all that prediction needs: weights, source knowledge, classes, preprocessing.
-Never pickle.
+Together they are all that prediction needs: weights, class centres of the sources, classes,
+preprocessing. Never pickle.
 """
 
 from pathlib import Path
@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.models.backbones import build_backbone
 from solodg.errors import UserError, unknown
+from solodg.models.backbones import build_backbone
 from solodg.runs.model_info import FORMAT, ModelInfo
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
@@ -20,6 +20,7 @@ DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
 def save_info(folder: Path, info: ModelInfo) -> None:
+    """Writes the description of the model to a run folder."""
     write_json(folder / DESCRIPTION, info.model_dump())
 
 
@@ -31,7 +32,11 @@ def save_weights(
     validation: dict[str, float],
     backbone: nn.Module | None = None,
 ) -> None:
-    """`backbone`: the real one, when the algorithm was trained on its ready features."""
+    """Writes the weights of the selected model, with its step and its validation score.
+
+    An algorithm that was trained on stored features does not hold the `backbone` they are from;
+    its weights are saved in the place where a model that reads images expects them.
+    """
     state = algorithm.state_dict()
     if backbone is not None:
         state |= {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
@@ -39,6 +44,7 @@ def save_weights(
 
 
 def load_info(folder: Path) -> ModelInfo:
+    """Reads the description of the model in a run folder."""
     path = folder / DESCRIPTION
     if not path.is_file():
         raise UserError(
@@ -61,7 +67,7 @@ def load_info(folder: Path) -> ModelInfo:
 
 
 def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
-    """The model of a run folder, ready to predict."""
+    """Loads the model of a run folder in eval mode, with its description."""
     info = load_info(folder)
     if info.algorithm not in ALGORITHMS:
         raise unknown("algorithm", info.algorithm, ALGORITHMS)
@@ -92,5 +98,5 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
 
 
 def selection(folder: Path) -> dict[str, Any]:
-    """Step and source-validation score of the saved weights."""
+    """Returns the step and the source-validation score of the saved weights."""
     return read_tensors(folder / WEIGHTS)[1]

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone: computed once, kept on disk, read through a memory map.
+"""Features of a frozen backbone: computed once, stored on disk, read through a memory map.
 
 A file is named for the backbone's weights and for the images of one domain, whatever their split,
 so that runs with other targets, seeds and algorithms find it again.
@@ -15,22 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solodg.models.backbones import Backbone
 from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
 from solodg.data.transforms import to_unit
+from solodg.inference import inference_batch_size
+from solodg.models.backbones import Backbone
 from solodg.progress import Progress
-
-_BATCH = 32
-
 
 Readings = tuple[NDArray[np.float32], ...]  # the features of some images, file by file
 
 
 class StoredFeatures:
-    """Ready features in place of the images they were computed from (see `Images`).
+    """Stored features in place of the images they were computed from (see `Images`).
 
-    Where an image is read in several ways (image_norm.py), all its features are side by side.
+    A backbone that reads an image in several ways (image_norm.py) has features of each reading.
     """
 
     def __init__(
@@ -47,6 +45,7 @@ class StoredFeatures:
         return len(self._row)
 
     def take(self, indices: Indices) -> Tensor:
+        """Returns the features of some images, reading by reading: (N, readings * (D + S))."""
         chosen = np.asarray(indices, dtype=np.int64)
         file, row = self._file[chosen], self._row[chosen]
         width = self.files[0][0].shape[1]
@@ -58,7 +57,7 @@ class StoredFeatures:
         return torch.from_numpy(out.reshape(len(chosen), -1))
 
     def subset(self, indices: Indices) -> "StoredFeatures":
-        """Of the features, only the files that hold these images stay within reach."""
+        """Returns the features of some images; files that hold none of them are let go."""
         chosen = np.asarray(indices, dtype=np.int64)
         used, renumbered = np.unique(self._file[chosen], return_inverse=True)
         files = [self.files[n] for n in used] or self.files[:1]
@@ -66,11 +65,12 @@ class StoredFeatures:
         return StoredFeatures(files, renumbered.astype(np.int64), self._row[chosen], keys)
 
     def keys(self) -> list[str]:
+        """Returns the keys of the images that the features are of."""
         return self._keys
 
 
 class FeatureStore:
-    """Computes the features of a backbone, or finds them in `folder`."""
+    """Computes the features of a backbone once, and finds them in `folder` from then on."""
 
     def __init__(
         self, backbone: Backbone, name: str, folder: Path, device: torch.device, progress: Progress
@@ -86,12 +86,15 @@ class FeatureStore:
             self.weights[number] = digest(content + f"{kind}{norm}".encode())
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
-        """Whether the features of all these images are there: then all of them can be read."""
+        """Whether the features of all these images are stored."""
         paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
         return all(path.is_file() for path in paths)
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
-        """The parts of a dataset with features in place of pixels; domains are stored whole."""
+        """Returns parts of a dataset with features in place of pixels.
+
+        Give all parts at once: the features of a domain, whatever its split, make one file.
+        """
         count = sum(len(part) for part in parts)
         keys = [""] * count
         files: list[Readings] = []
@@ -110,7 +113,7 @@ class FeatureStore:
         ]
 
     def _paths(self, domain: "_Domain") -> dict[float, Path]:
-        """By reading."""
+        """Returns the file of a domain's features for each reading."""
         images = digest("\n".join(member.key for member in domain.members).encode())
         return {
             number: self.folder / f"{weights}-{images}.npy"
@@ -133,6 +136,7 @@ class FeatureStore:
         width = self.backbone.embedding_dim + self.backbone.style_dim
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(named), width)}
         backbone = self.backbone.to(self.device).eval()
+        size = inference_batch_size(backbone.channels * backbone.image_size**2)
         try:
             # Written, not mapped: a full disk is then an error, and not the end of the process.
             with (
@@ -140,8 +144,8 @@ class FeatureStore:
                 self.progress.bar(f"Features of {domain}", len(named)) as advance,
             ):
                 np.lib.format.write_array_header_1_0(file, header)
-                for start in range(0, len(named), _BATCH):
-                    chunk = named[start : start + _BATCH]
+                for start in range(0, len(named), size):
+                    chunk = named[start : start + size]
                     pixels = torch.cat(_take(chunk)).to(self.device)
                     features = torch.cat(backbone(to_unit(pixels)), 1)
                     file.write(features.float().cpu().numpy().astype("<f4").tobytes())
@@ -168,7 +172,7 @@ class _Domain(NamedTuple):
 
 
 def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
-    """All images of the parts, domain by domain."""
+    """Groups all images of the parts by domain."""
     members: dict[int, list[_Member]] = {}
     position = 0
     for part in parts:
@@ -184,7 +188,7 @@ def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
 
 
 def _take(chunk: list[_Member]) -> list[Tensor]:
-    """Pixels in the order of the chunk, read in runs of images that lie together."""
+    """Reads pixels in the order of the chunk; neighbours of one part are read together."""
     runs: list[tuple[Images, list[int]]] = []
     for _, images, index, _ in chunk:
         if runs and runs[-1][0] is images:
@@ -195,5 +199,6 @@ def _take(chunk: list[_Member]) -> list[Tensor]:
 
 
 def default_cache_dir() -> Path:
+    """Returns the cache folder of the user: $SOLODG_CACHE, or the usual place."""
     root = os.environ.get("SOLODG_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "solodg"

@@ -1,4 +1,8 @@
-"""fit(): the only place with an optimiser.
+"""Training steps: the only place with an optimiser.
+
+    state = start(fabric, algorithm, schedule)
+    for step, losses in fit(fabric, state, loader, transform, schedule):
+        ...  # log, validate, save
 
 A run is a pure function of its configuration: whatever is random in a step is seeded by the run's
 seed and the step's number. So a run that was killed and resumed ends with the same weights as one
@@ -9,34 +13,30 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
-from solodg.errors import UserError
-from solodg.progress import NoProgress, Progress
+from solodg.runs.training_state import TrainingState
 from solodg.seeding import derive, torch_generator
-from solodg.storage import append_line, read_lines, read_tensors, write_lines, write_tensors
 from solodg.types import Batch, Episode
 
-STATE, METRICS = "state.safetensors", "metrics.jsonl"
-LOG_EVERY = 10
-
-Result = TypeVar("Result")
 Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
 
 
 class Episodes(Protocol):
-    def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]: ...
+    """Where training reads its episodes from: one for each step."""
+
+    def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]:
+        """Yields the episodes of steps `start` to `stop`, those of the process `rank`."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast."""
+    """How many updates training makes, at which learning rates."""
 
     steps: int
     validate_every: int
@@ -50,78 +50,72 @@ class Schedule:
 
     @property
     def last(self) -> int:
+        """The step after which training ends."""
         return self.stop or self.steps
 
     def factor(self, step: int) -> float:
-        """Of the learning rates at a step, the first being 1."""
+        """Returns what the learning rates are multiplied by at a step; the first step is 1."""
         return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps)) if self.cosine else 1.0
 
-
-class Score(NamedTuple):
-    """Of source validation; compared in this order."""
-
-    accuracy: float
-    negative_nll: float
+    def validates_at(self, step: int) -> bool:
+        """Whether the model is validated after a step; it always is after the last one."""
+        return step % self.validate_every == 0 or step == self.last
 
 
-class Hooks(Protocol):
-    """What fit() asks of the run around it."""
-
-    def validate(self, algorithm: Algorithm) -> Score:
-        """Finalise in eval mode and score on source validation images."""
-
-    def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
-        """Save: this is the best model so far."""
+def start(fabric: Fabric, algorithm: Algorithm, schedule: Schedule) -> TrainingState:
+    """Prepares an algorithm for training: puts it on its device and gives it an optimizer."""
+    model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
+    model.mark_forward_method("losses")
+    validated = algorithm if schedule.average is None else copy.deepcopy(algorithm)
+    return TrainingState(algorithm, model, optimizer, validated)
 
 
 def fit(
     fabric: Fabric,
-    algorithm: Algorithm,
+    state: TrainingState,
     loader: Episodes,
     transform: Transform,
     schedule: Schedule,
-    hooks: Hooks,
-    folder: Path,
-    progress: Progress | None = None,
-    watch: Callable[[dict[str, float]], None] = lambda metrics: None,
-) -> None:
-    """Train from the beginning, or from the state that a killed run left in `folder`."""
-    model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
-    model.mark_forward_method("losses")
-    kept = algorithm if schedule.average is None else copy.deepcopy(algorithm)
-    start, best = _restore(fabric, algorithm, kept, optimizer, folder)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    episodes = loader.episodes(start, schedule.last, fabric.global_rank)
-    with (progress or NoProgress()).bar("Training", schedule.last, start) as advance:
-        for step, episode in enumerate(episodes, start=start + 1):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule.factor(step)
-            losses = _update(fabric, model, optimizer, episode, transform, schedule.seed, step)
-            if schedule.average is not None:
-                _average(kept, algorithm, schedule.average, step)
-            if step % LOG_EVERY == 0 or step == schedule.last:
-                line = {"step": step} | {name: v.item() for name, v in losses.items()}
-                _log(fabric, folder, line, watch)
-                advance(0, f"loss {line['loss']:.3f}{_best_note(best)}")
-            if step % schedule.validate_every == 0 or step == schedule.last:
-                best = _select(fabric, kept, step, best, hooks, folder, watch)
-                _save_state(fabric, algorithm, kept, optimizer, folder, step, best)
-            advance(1)
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Trains from the step of `state` to the last one; yields each step and its losses.
+
+    Between two steps the caller may log, validate and save: `state` is complete then.
+    """
+    rates = [group["lr"] for group in state.optimizer.param_groups]
+    episodes = loader.episodes(state.step, schedule.last, fabric.global_rank)
+    for step, episode in enumerate(episodes, start=state.step + 1):
+        for group, rate in zip(state.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * schedule.factor(step)
+        inputs = _to_inputs(fabric, episode, transform, schedule.seed, step)
+        torch.manual_seed(derive(schedule.seed, "noise", step, fabric.global_rank))
+        state.model.train()
+        losses = update(state.model, state.optimizer, inputs, fabric.backward)
+        if schedule.average is not None:
+            _average(state.validated, state.algorithm, schedule.average, step)
+        state.step = step
+        yield step, losses
 
 
-@torch.no_grad()
-def _average(kept: Algorithm, algorithm: Algorithm, decay: float, step: int) -> None:
-    """Move the kept weights towards the current ones; at first fast, since those were random."""
-    share = 1 - min(decay, step / (step + 9))
-    for own, new in zip(kept.state_dict().values(), algorithm.state_dict().values(), strict=True):
-        if own.is_floating_point():
-            own.lerp_(new, share)
-        else:
-            own.copy_(new)
+def update(
+    model: Algorithm,
+    optimizer: torch.optim.Optimizer,
+    episode: Episode,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> dict[str, Tensor]:
+    """Makes one update of the weights from an episode of model inputs; returns its losses.
+
+    It needs no run folder, so a benchmark or an estimate of duration measures the same work as
+    training does. Fabric brings a `backward` of its own, which knows precision and processes.
+    """
+    losses = model.losses(episode)
+    optimizer.zero_grad(set_to_none=True)
+    backward(losses["loss"])
+    optimizer.step()
+    return losses
 
 
 def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Optimizer:
-    """Adam; the backbone has a learning rate of its own."""
+    """Returns Adam for all trained parameters; those of the backbone have their own rate."""
     backbone = {id(p) for p in algorithm.backbone.parameters()}
     trained = [p for p in algorithm.parameters() if p.requires_grad]
     groups = [
@@ -135,142 +129,29 @@ def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Opt
     return torch.optim.Adam(filled, weight_decay=schedule.weight_decay, fused=True)
 
 
-def _update(
-    fabric: Fabric,
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    episode: Episode,
-    transform: Transform,
-    seed: int,
-    step: int,
-) -> dict[str, Tensor]:
-    generator = torch_generator(seed, "augment", step, fabric.global_rank)
-    ready = Episode(
-        _to_inputs(fabric, episode.source, transform, generator),
-        _to_inputs(fabric, episode.target, transform, generator),
-        episode.num_context,
-    )
-    torch.manual_seed(derive(seed, "noise", step, fabric.global_rank))
-    model.train()
-    losses: dict[str, Tensor] = model.losses(ready)
-    optimizer.zero_grad(set_to_none=True)
-    fabric.backward(losses["loss"])
-    optimizer.step()
-    return losses
+@torch.no_grad()
+def _average(averaged: Algorithm, algorithm: Algorithm, decay: float, step: int) -> None:
+    """Moves the averaged weights towards the current ones.
+
+    At first it moves them fast, since the average starts from random weights.
+    """
+    share = 1 - min(decay, step / (step + 9))
+    tensors = zip(averaged.state_dict().values(), algorithm.state_dict().values(), strict=True)
+    for own, new in tensors:
+        if own.is_floating_point():
+            own.lerp_(new, share)
+        else:
+            own.copy_(new)
 
 
 def _to_inputs(
-    fabric: Fabric, batch: Batch, transform: Transform, generator: torch.Generator
-) -> Batch:
-    on_device: Batch = fabric.to_device(batch)
-    return on_device._replace(x=transform(on_device.x, generator))
+    fabric: Fabric, episode: Episode, transform: Transform, seed: int, step: int
+) -> Episode:
+    """Moves an episode of pixels to the device and turns it into model inputs, augmented."""
+    generator = torch_generator(seed, "augment", step, fabric.global_rank)
 
+    def to_inputs(pixels: Batch) -> Batch:
+        batch: Batch = fabric.to_device(pixels)
+        return batch._replace(x=transform(batch.x, generator))
 
-def _select(
-    fabric: Fabric,
-    algorithm: Algorithm,
-    step: int,
-    best: Score | None,
-    hooks: Hooks,
-    folder: Path,
-    watch: Callable[[dict[str, float]], None],
-) -> Score | None:
-    """Validate, and keep the model if it is the best so far."""
-
-    def validate() -> Score | None:
-        algorithm.eval()
-        score = hooks.validate(algorithm)
-        line = {"step": step, "val_accuracy": score.accuracy, "val_nll": -score.negative_nll}
-        _log(fabric, folder, line, watch)
-        if best is not None and score <= best:
-            return best
-        hooks.selected(algorithm, step, score)
-        return score
-
-    return on_first(fabric, validate)
-
-
-def on_first(fabric: Fabric, work: Callable[[], Result]) -> Result:
-    """Do the work in the first process; all get its result, or fail with its error."""
-    result: Any = None
-    failure: Exception | None = None
-    if fabric.is_global_zero:
-        try:
-            result = work()
-        except (UserError, OSError) as error:
-            failure = error
-    result, failure = fabric.broadcast((result, failure))
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[no-any-return]
-
-
-def _log(
-    fabric: Fabric,
-    folder: Path,
-    line: dict[str, float],
-    watch: Callable[[dict[str, float]], None],
-) -> None:
-    if fabric.is_global_zero:
-        append_line(folder / METRICS, line)
-        watch(line)
-
-
-def _best_note(best: Score | None) -> str:
-    return "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
-
-
-def _save_state(
-    fabric: Fabric,
-    algorithm: Algorithm,
-    kept: Algorithm,
-    optimizer: Any,
-    folder: Path,
-    step: int,
-    best: Score | None,
-) -> None:
-    if not fabric.is_global_zero:
-        return
-    tensors = {f"model.{name}": tensor for name, tensor in algorithm.state_dict().items()}
-    if kept is not algorithm:
-        tensors |= {f"kept.{name}": tensor for name, tensor in kept.state_dict().items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-    write_tensors(folder / STATE, tensors, {"step": step, "best": best})
-
-
-def _restore(
-    fabric: Fabric, algorithm: Algorithm, kept: Algorithm, optimizer: Any, folder: Path
-) -> tuple[int, Score | None]:
-    """Go on from the last state, if any; only the first process has to see its file."""
-    tensors, header = on_first(fabric, lambda: _last_state(folder))
-    if not tensors:
-        return 0, None
-    for prefix, own in (("model.", algorithm), ("kept.", kept)):
-        state = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        if state:
-            own.load_state_dict(state)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
-            like = parameters[int(index)]
-            # In the memory layout of its parameter, which a fused optimiser takes for granted.
-            value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
-            moments.setdefault(int(index), {})[key] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return header["step"], Score(*header["best"]) if header["best"] else None
-
-
-def _last_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of a killed run, if there is one; what was logged after it is forgotten."""
-    tensors: dict[str, Tensor] = {}
-    header: dict[str, Any] = {"step": 0}
-    if (folder / STATE).is_file():
-        tensors, header = read_tensors(folder / STATE)
-    lines = read_lines(folder / METRICS)
-    if lines:
-        write_lines(folder / METRICS, [x for x in lines if x["step"] <= header["step"]])
-    return tensors, header
+    return Episode(to_inputs(episode.source), to_inputs(episode.target), episode.num_context)

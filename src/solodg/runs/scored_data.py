@@ -1,5 +1,6 @@
-"""What a run is scored on: the first and only place where its target domains are read."""
+"""The images that a run is scored on: the only place where its target domains are read."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,41 +9,42 @@ import numpy as np
 import torch
 
 from solodg.algorithms import Algorithm
+from solodg.data import DomainDataset, LabelledImages, SourceData
+from solodg.data.domains import TEST, VAL
+from solodg.errors import UserError
+from solodg.models.backbones import Backbone
+from solodg.progress import Progress
 from solodg.runs.build import (
     Say,
     feature_store,
     load_dataset,
     read_source,
-    readable,
+    ready_features,
     with_features,
+    without_bad_images,
 )
-from solodg.models.backbones import Backbone
-from solodg.models.extractor import ReadyFeatures
 from solodg.runs.config import Machine, RunConfig
-from solodg.data import DomainDataset, LabelledImages, SourceData
-from solodg.data.domains import TEST, VAL
-from solodg.errors import UserError
 from solodg.runs.feature_cache import FeatureStore
-from solodg.runs.model_info import ModelInfo
-from solodg.progress import Progress
 from solodg.runs.folder import SOURCE, read_config
+from solodg.runs.model_info import ModelInfo
 from solodg.storage import read_json
 
 
 class ScoredPart(NamedTuple):
-    """One domain's images to score: as the model reads them, and as a person sees them."""
+    """The images of one domain: as the algorithm reads them, and as pixels to show."""
 
-    role: str
-    images: LabelledImages  # ready features, where the backbone is frozen
-    pixels: LabelledImages  # the same in the same order
+    role: str  # as in a record
+    images: LabelledImages  # stored features if the backbone is frozen
+    pixels: LabelledImages  # of the same images in the same order
 
 
-class Opened(NamedTuple):
-    """A run's data as it is scored."""
+class ScoredData(NamedTuple):
+    """What a run is scored on, with the algorithm that reads it."""
 
     config: RunConfig
-    data: DomainDataset
+    dataset: DomainDataset
     parts: list[ScoredPart]
+    algorithm: Algorithm  # of the loaded model, or a copy of it that reads stored features
 
 
 def open_scored(
@@ -57,20 +59,34 @@ def open_scored(
     skip_bad_images: bool = False,
     progress: Progress,
     say: Say,
-) -> Opened:
-    """What a run is scored on; a frozen backbone gives way to its features, computed once."""
-    config = _moved(read_config(folder), dataset, skip_bad_images)
+) -> ScoredData:
+    """Opens the images that a run is scored on, with an algorithm that reads them.
+
+    The features of a frozen backbone are computed once and stored. Then the algorithm is a copy
+    that reads features, unless `needs_images`; the given one stays as it is. `dataset` says where
+    the data lies if it has moved since training.
+    """
+    config = _with_overrides(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
     check_classes(data.classes, info)
     store = None
     if config.freeze_backbone and not needs_images:
-        backbone = algorithm.backbone
-        assert isinstance(backbone, Backbone)
-        store = feature_store(config, machine, backbone, device, progress)
-        algorithm.backbone = ReadyFeatures(
-            backbone.embedding_dim, backbone.style_dim, len(backbone.readings)
-        ).eval()
-    return Opened(config, data, _scored_parts(data, config, folder, store, progress, say))
+        assert isinstance(algorithm.backbone, Backbone)
+        store = feature_store(config, machine, algorithm.backbone, device, progress)
+        algorithm = reading_features(algorithm)
+    parts = _scored_parts(data, config, folder, store, progress, say)
+    return ScoredData(config, data, parts, algorithm)
+
+
+def reading_features(algorithm: Algorithm) -> Algorithm:
+    """Returns a copy of an algorithm that reads stored features in place of images.
+
+    The backbone itself is not copied; all other weights are.
+    """
+    backbone = algorithm.backbone
+    assert isinstance(backbone, Backbone)
+    extractor = ready_features(backbone).train(backbone.training)
+    return copy.deepcopy(algorithm, memo={id(backbone): extractor})
 
 
 def _scored_parts(
@@ -81,12 +97,12 @@ def _scored_parts(
     progress: Progress,
     say: Say,
 ) -> list[ScoredPart]:
-    """Target domains, then each source domain's test images, or else its validation images."""
+    """Returns the target domains, then the held-out images of each source domain."""
 
     def read(part: LabelledImages) -> LabelledImages:
         if store is not None and store.holds([part]):
             return part
-        return readable(part, config, progress, say)
+        return without_bad_images(part, config, progress, say)
 
     part = VAL if config.score_on == "validation" else TEST
     pixels = [read(images) for images in dataset.targets(config.targets, part).values()]
@@ -112,7 +128,7 @@ def _held_out(
     read: Callable[[LabelledImages], LabelledImages],
     say: Say,
 ) -> ScoredPart:
-    """The source images that training did not see: test images, or else validation images."""
+    """Returns the source images that were not trained on: test images, or validation images."""
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
         say(
             "The source images are not those of the training: only the target is scored, since "
@@ -131,7 +147,7 @@ def _held_out(
 
 
 def check_classes(found: Sequence[str], info: ModelInfo) -> None:
-    """The data must have the classes of the model, in their order."""
+    """Checks that the data has the classes of the model, in their order."""
     if list(found) != info.classes:
         raise UserError(
             f"the classes of the data ({_shortened(found)}) are not those of the model "
@@ -143,7 +159,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _moved(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
+def _with_overrides(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
     values: dict[str, Any] = {"dataset": dataset} if dataset else {}
     if skip_bad_images:
         values["skip_bad_images"] = True

@@ -1,7 +1,7 @@
-"""How test images come to a test-time method: in batches of what size, from where, in which order.
+"""Streams of test images for a test-time method: batch size, domains, order, resets.
 
-A method that learns from what it sees gives other answers in another order; so the stream is part
-of the record.
+A method that learns from test images predicts otherwise in another order, so the stream is part of
+the record.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from solodg.seeding import numpy_generator
 
 
 class Stream(BaseModel):
-    """The arguments of the method, and the order of the images."""
+    """The arguments of a test-time method, and how the test images reach it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,8 +34,8 @@ class Stream(BaseModel):
     order_seed: int = Field(default=0, ge=0)
     images: PositiveInt | None = None  # of each target, drawn by the seed; None: all
 
-    def of(self, part: LabelledImages) -> LabelledImages:
-        """The images of a target that come at all."""
+    def draw(self, part: LabelledImages) -> LabelledImages:
+        """Returns the images of a target domain that are in the stream: `images`, or all."""
         if self.images is None or self.images >= len(part):
             return part
         generator = numpy_generator(self.order_seed, "images", *part.domain_names)
@@ -43,7 +43,7 @@ class Stream(BaseModel):
 
 
 def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those given, checked, and the adapter's defaults for the rest."""
+    """Returns all arguments of an adapter: those given, checked, and defaults for the rest."""
     if name not in ADAPTERS:
         raise unknown("adapter", name, ADAPTERS)
     parameters = inspect.signature(ADAPTERS[name]).parameters.values()
@@ -64,7 +64,7 @@ def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_adapter(name: str, algorithm: Algorithm, arguments: dict[str, Any]) -> Adapter:
-    """By name, its arguments checked."""
+    """Builds an adapter by name around a trained algorithm; checks its arguments."""
     values = adapter_arguments(name, arguments)
     return ADAPTERS[name](algorithm, **values)
 
@@ -77,12 +77,15 @@ def predict_stream(
     device: torch.device,
     advance: Callable[[int], None],
 ) -> list[Predictions]:
-    """Predictions for each part, in the part's own order, whatever order they came in."""
+    """Runs an adapter over a stream of all images of some domains (`parts`).
+
+    Returns the predictions for each part in the part's own order, whatever the stream's order.
+    """
     num_classes = adapter.algorithm.num_classes
-    answers = [np.zeros((len(part), num_classes)) for part in parts]
-    everything = list(range(len(parts)))
+    probabilities = [np.zeros((len(part), num_classes)) for part in parts]
     adapter.reset()
-    for group in [everything] if stream.domains == "mixed" else [[i] for i in everything]:
+    numbers = list(range(len(parts)))
+    for group in [numbers] if stream.domains == "mixed" else [[number] for number in numbers]:
         if stream.reset == "domain":
             adapter.reset()
         for which, index in _batches(parts, group, stream):
@@ -91,15 +94,18 @@ def predict_stream(
             x = to_unit(gather(parts, which, index)).to(device)
             rows = adapter.probabilities(x).double().cpu().numpy()
             for number in np.unique(which):
-                answers[number][index[which == number]] = rows[which == number]
+                probabilities[number][index[which == number]] = rows[which == number]
             advance(len(index))
-    return [Predictions(rows, part.labels) for rows, part in zip(answers, parts, strict=True)]
+    return [Predictions(rows, part.labels) for rows, part in zip(probabilities, parts, strict=True)]
 
 
 def _batches(
     parts: Sequence[LabelledImages], group: list[int], stream: Stream
 ) -> Iterator[tuple[Ints, Ints]]:
-    """All images of some parts once, shuffled: which part, and which image of it."""
+    """Yields batches of all images of a group of parts, shuffled.
+
+    A batch is two arrays: the number of the part of each image, and its index in that part.
+    """
     which = np.repeat(group, [len(parts[number]) for number in group])
     index = np.concatenate([np.arange(len(parts[number])) for number in group])
     names = [name for number in group for name in parts[number].domain_names]
@@ -110,7 +116,7 @@ def _batches(
 
 
 def gather(parts: Sequence[LabelledImages], which: Ints, index: Ints) -> torch.Tensor:
-    """Images of several parts in the order asked for."""
+    """Returns the images `index` of the parts `which`, in this order: (B, C, H, W) pixels."""
     numbers = np.unique(which)
     found = torch.cat([parts[number].images.take(index[which == number]) for number in numbers])
     place = np.concatenate([np.flatnonzero(which == number) for number in numbers])

@@ -1,4 +1,4 @@
-"""Unlabelled images of a test domain, for the methods that must see some before they predict."""
+"""Unlabelled images of a test domain, for the methods that need some before they predict."""
 
 import numpy as np
 import torch
@@ -9,8 +9,12 @@ from solodg.data.transforms import to_unit
 from solodg.seeding import numpy_generator
 
 
-def show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> int:
-    """Images of one domain, always the same, to a method that says it needs them; how many."""
+def give_target_images(algorithm: Algorithm, part: LabelledImages, device: torch.device) -> int:
+    """Gives an algorithm the unlabelled images of a domain that it needs before it predicts.
+
+    Always draws the same images of `part`, which holds one domain. Returns their number; most
+    methods need none.
+    """
     if not algorithm.target_images:
         return 0
     order = numpy_generator(0, "target-images", *part.domain_names).permutation(len(part))
@@ -20,8 +24,8 @@ def show_target(algorithm: Algorithm, part: LabelledImages, device: torch.device
     return len(chosen)
 
 
-def seen_apart(algorithm: Algorithm, part: LabelledImages) -> list[LabelledImages]:
-    """The domains of a part, where a method must see each before it is asked; else all as one."""
+def split_for_target_images(algorithm: Algorithm, part: LabelledImages) -> list[LabelledImages]:
+    """Splits images by domain if the algorithm needs images of each; else returns them whole."""
     if not algorithm.target_images:
         return [part]
     return [part.subset(np.flatnonzero(part.domains == d)) for d in np.unique(part.domains)]

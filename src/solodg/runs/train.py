@@ -1,6 +1,7 @@
 """One run: a configuration -> a folder with the selected model.
 
-Training gets a SourceData, in which the target domains are not.
+`train_run` reads from top to bottom: data, model, folder, training, selection. Training gets a
+SourceData, which does not hold the target domains.
 """
 
 import time
@@ -12,41 +13,43 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from solodg.runs import checkpoint
 from solodg.algorithms import Algorithm
+from solodg.data import LabelledImages, SourceData
+from solodg.data.domains import fold
+from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.transforms import AUGMENTATIONS, to_unit
+from solodg.errors import UserError
+from solodg.models.backbones import Backbone
+from solodg.progress import NoProgress, Progress
+from solodg.runs import checkpoint
 from solodg.runs.build import (
     Say,
+    describe_model,
     feature_store,
-    inputs,
-    launch,
+    input_batches,
     make_algorithm,
     make_backbone,
     make_sampler,
     make_schedule,
-    model_info,
     open_source,
     read_source,
     with_features,
     with_pseudo_domains,
 )
-from solodg.models.backbones import Backbone
 from solodg.runs.config import Machine, RunConfig, resolve
-from solodg.data import SourceData
-from solodg.data.domains import fold
-from solodg.data.episodes import EpisodeLoader, EpisodeSampler
-from solodg.data.transforms import AUGMENTATIONS, to_unit
-from solodg.errors import UserError
-from solodg.runs.metrics import Predictions, metrics, predict
-from solodg.progress import NoProgress, Progress
+from solodg.runs.devices import launch, on_first
+from solodg.runs.fit import Schedule, Transform, fit, start
 from solodg.runs.folder import FINISHED, claim, is_finished
+from solodg.runs.metrics import Predictions, metrics, predict
+from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.target_images import give_target_images, split_for_target_images
+from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.seeding import derive
-from solodg.storage import read_json, read_lines, write_json
-from solodg.runs.target_images import seen_apart, show_target
-from solodg.runs.tensorboard import tensorboard
-from solodg.runs.fit import METRICS, STATE, Schedule, Score, Transform, fit, on_first
+from solodg.storage import read_json, write_json
 from solodg.types import Batch
 
-LEAVE_ONE_OUT = "leave-one-out"  # folder of the runs that choose the step
+LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
+LOG_EVERY = 10  # steps
 
 
 def train_run(
@@ -58,7 +61,10 @@ def train_run(
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> Path:
-    """Train, select on source validation, and leave the selected model in `folder`."""
+    """Trains a model, selects it on source validation images and leaves it in `folder`.
+
+    With `resume` it continues a run that was killed, and does nothing where the run is finished.
+    """
     config = resolve(config)
     fabric = launch(config, machine)
     if not fabric.is_global_zero:
@@ -69,6 +75,7 @@ def train_run(
         say(f"{folder} is finished already: nothing to do.")
         return folder
     clock = _Clock(folder)
+
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
@@ -80,33 +87,36 @@ def train_run(
             source = with_features(source, store)
     if config.pseudo_domains:
         source = with_pseudo_domains(source, images, config, store)
+    setup = _Setup(fabric, config, machine, backbone, clock, progress, say)
 
-    trainer = _Trainer(fabric, config, machine, backbone, clock, progress, say)
-    trainer.prepare(source)  # what cannot be made claims no folder
+    # A run that cannot be trained fails here, before it claims its folder.
+    setup.new_model(source)
     if config.select == LEAVE_ONE_OUT and len(source.domain_names) < 3:
         raise UserError(
             "--select leave-one-out needs three source domains: one to hold out, two to train."
         )
     if fabric.is_global_zero:
         claim(folder, config, machine, fingerprint)
-        checkpoint.save_info(folder, model_info(config, source))
+        checkpoint.save_info(folder, describe_model(config, source))
+
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
-        chosen = trainer.best_step(source, folder / LEAVE_ONE_OUT)
+        chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
         say(f"Leaving one source domain out: best after {chosen} of {schedule.steps} steps.")
         schedule = replace(schedule, stop=chosen, validate_every=chosen)
-    trainer.train(source, schedule, folder, keep=True)
+    _train(setup, source, schedule, folder, save_model=True)
+
     if fabric.is_global_zero:
         selected = checkpoint.selection(folder)
         write_json(folder / FINISHED, {"seconds": clock.seconds, "selected": selected})
-        clock.stop()
+        clock.discard()
         (folder / STATE).unlink(missing_ok=True)
     fabric.barrier()
     return folder
 
 
-class _Trainer:
-    """Trains models of one configuration, each from the same random start."""
+class _Setup:
+    """What all trainings of one run have in common; leave-one-out selection makes several."""
 
     def __init__(
         self,
@@ -118,61 +128,137 @@ class _Trainer:
         progress: Progress,
         say: Say,
     ) -> None:
-        self.fabric, self.config, self.machine, self.say = fabric, config, machine, say
-        self.clock = clock
-        self.progress = progress
-        self.start = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-        self.backbone = backbone
+        self.fabric, self.config, self.machine, self.backbone = fabric, config, machine, backbone
+        self.clock, self.progress, self.say = clock, progress, say
+        self._initial = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
 
-    def prepare(self, source: SourceData) -> tuple[Algorithm, EpisodeSampler]:
-        config = self.config
-        self.backbone.load_state_dict(self.start)
-        algorithm = make_algorithm(config, self.backbone, source)
-        return algorithm, make_sampler(config, source)
+    def new_model(self, source: SourceData) -> tuple[Algorithm, EpisodeSampler]:
+        """Returns an algorithm with its initial weights, and the sampler of its episodes."""
+        self.backbone.load_state_dict(self._initial)
+        algorithm = make_algorithm(self.config, self.backbone, source)
+        return algorithm, make_sampler(self.config, source)
 
-    def train(self, source: SourceData, schedule: Schedule, folder: Path, *, keep: bool) -> None:
-        config = self.config
-        algorithm, sampler = self.prepare(source)
-        loader = EpisodeLoader(source.train, sampler, workers=self.machine.workers)
-        images_a_step = sum(len(part) for part in sampler(0)[:2])
-        self.say(
-            f"{len(source.train)} training images of {len(source.domain_names)} domains, "
-            f"{len(source.val)} to validate; {images_a_step} images a step."
+
+def _train(
+    setup: _Setup, source: SourceData, schedule: Schedule, folder: Path, *, save_model: bool
+) -> None:
+    """Trains one model, from the start or from the state that a killed run left in `folder`.
+
+    Without `save_model` nothing is left of it but its metrics.
+    """
+    fabric, config = setup.fabric, setup.config
+    algorithm, sampler = setup.new_model(source)
+    loader = EpisodeLoader(source.train, sampler, workers=setup.machine.workers)
+    images_a_step = sum(len(part) for part in sampler(0)[:2])
+    setup.say(
+        f"{len(source.train)} training images of {len(source.domain_names)} domains, "
+        f"{len(source.val)} to validate; {images_a_step} images a step."
+    )
+    unaugmented: Transform = lambda x, generator: to_unit(x)  # noqa: E731
+    augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
+    centres = source.train.balanced(config.centre_images, config.seed)
+    state = start(fabric, algorithm, schedule)
+    state.restore(fabric, folder)
+    bar = setup.progress.bar("Training", schedule.last, state.step)
+    with metrics_log(fabric, folder) as log, bar as advance:
+        for step, losses in fit(fabric, state, loader, augment, schedule):
+            if step % LOG_EVERY == 0 or step == schedule.last:
+                line = {"step": step} | {name: value.item() for name, value in losses.items()}
+                log(line)
+                advance(0, _progress_note(line["loss"], state.best))
+            if schedule.validates_at(step):
+                selected = folder if save_model else None
+                select = partial(_select, setup, state, source.val, centres, log, selected)
+                state.best = on_first(fabric, select)
+                if fabric.is_global_zero:
+                    state.save(folder)
+            advance(1)
+
+
+def _select(
+    setup: _Setup,
+    state: TrainingState,
+    val: LabelledImages,
+    centres: LabelledImages,
+    log: Log,
+    folder: Path | None,
+) -> Score:
+    """Validates the model, and saves it to `folder` if it is the best so far.
+
+    Returns the best score so far.
+    """
+    model = state.validated.eval()
+    score = _validate(model, val, centres, setup.fabric.device)
+    accuracy, nll = score.accuracy, -score.negative_nll
+    setup.clock.save()
+    log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
+    if state.best is not None and score <= state.best:
+        return state.best
+    if folder is not None:
+        checkpoint.save_weights(
+            folder,
+            model,
+            step=state.step,
+            validation={"accuracy": accuracy, "nll": nll},
+            backbone=setup.backbone if setup.config.freeze_backbone else None,
         )
-        frozen = self.backbone if config.freeze_backbone else None
-        run = _Run(self.fabric, source, config, folder if keep else None, frozen, self.clock)
-        plain: Transform = lambda x, generator: to_unit(x)  # noqa: E731
-        augment = AUGMENTATIONS[source.kind] if config.augment else plain
-        with tensorboard(self.fabric, folder) as watch:
-            fit(
-                self.fabric, algorithm, loader, augment, schedule, run, folder, self.progress, watch
-            )  # fmt: skip
-
-    def best_step(self, source: SourceData, folder: Path) -> int:
-        """Every source domain takes its turn as a domain that was not trained on."""
-        curves = []
-        for number, name in enumerate(source.domain_names):
-            own = folder / fold(name)
-            if not on_first(self.fabric, (own / FINISHED).is_file):
-                self.say(f"Leaving {name} out:")
-                schedule = make_schedule(self.config)
-                self.train(source.holding_out(number), schedule, own, keep=False)
-                if self.fabric.is_global_zero:
-                    write_json(own / FINISHED, {})
-                    (own / STATE).unlink(missing_ok=True)
-            curves.append(on_first(self.fabric, partial(_curve, own)))
-        mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
-        return max(mean, key=lambda step: (mean[step], -step))
+    return score
 
 
-def _curve(folder: Path) -> dict[int, float]:
-    """Validation accuracy by step."""
-    lines = read_lines(folder / METRICS)
-    return {line["step"]: line["val_accuracy"] for line in lines if "val_accuracy" in line}
+def _validate(
+    algorithm: Algorithm, val: LabelledImages, centres: LabelledImages, device: torch.device
+) -> Score:
+    """Finalises the algorithm on source images and scores it on source validation images."""
+    _finalize(algorithm, centres, device)
+    found = []
+    for part in split_for_target_images(algorithm, val):
+        give_target_images(algorithm, part, device)
+        found.append(predict(algorithm.probabilities, input_batches(part), device=device))
+    if algorithm.target_images:
+        _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
+    predictions = Predictions(*map(np.concatenate, zip(*found, strict=True)))
+    if not np.isfinite(predictions.probabilities).all():
+        raise UserError(
+            "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
+            "--backbone-learning-rate."
+        )
+    scored = metrics(predictions)
+    return Score(scored["accuracy"], -scored["nll"])
+
+
+@torch.inference_mode()
+def _finalize(algorithm: Algorithm, centres: LabelledImages, device: torch.device) -> None:
+    batches = (Batch(*(t.to(device) for t in batch)) for batch in input_batches(centres))
+    algorithm.finalize(batches)
+
+
+def _progress_note(loss: float, best: Score | None) -> str:
+    note = "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
+    return f"loss {loss:.3f}{note}"
+
+
+def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Path) -> int:
+    """Returns the step with the best accuracy on source domains that were not trained on.
+
+    Each source domain is held out once; the accuracies of a step are averaged over them.
+    """
+    fabric = setup.fabric
+    curves = []
+    for number, name in enumerate(source.domain_names):
+        own = folder / fold(name)
+        if not on_first(fabric, (own / FINISHED).is_file):
+            setup.say(f"Leaving {name} out:")
+            _train(setup, source.holding_out(number), schedule, own, save_model=False)
+            if fabric.is_global_zero:
+                write_json(own / FINISHED, {})
+                (own / STATE).unlink(missing_ok=True)
+        curves.append(on_first(fabric, partial(validation_curve, own)))
+    mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
+    return max(mean, key=lambda step: (mean[step], -step))
 
 
 class _Clock:
-    """Seconds of a run, those of processes that were killed included (to their last save)."""
+    """Counts the seconds of a run, with those of its killed processes (to their last save)."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "seconds.json"
@@ -186,54 +272,5 @@ class _Clock:
     def save(self) -> None:
         write_json(self.path, {"seconds": self.seconds})
 
-    def stop(self) -> None:
+    def discard(self) -> None:
         self.path.unlink(missing_ok=True)
-
-
-class _Run:
-    """Selection on source validation images; the selected model is the saved model."""
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        source: SourceData,
-        config: RunConfig,
-        folder: Path | None,  # None: nothing is kept of it but its scores
-        frozen: Backbone | None,
-        clock: "_Clock",
-    ) -> None:
-        self.fabric, self.folder, self.frozen, self.clock = fabric, folder, frozen, clock
-        self.centres = source.train.balanced(config.centre_images, config.seed)
-        self.val = source.val
-
-    def validate(self, algorithm: Algorithm) -> Score:
-        device = self.fabric.device
-        self._finalize(algorithm)
-        found = []
-        for part in seen_apart(algorithm, self.val):
-            show_target(algorithm, part, device)
-            found.append(predict(algorithm.probabilities, inputs(part), device=device))
-        if algorithm.target_images:
-            self._finalize(algorithm)  # what is kept has seen no domain
-        predictions = Predictions(*map(np.concatenate, zip(*found, strict=True)))
-        if not np.isfinite(predictions.probabilities).all():
-            raise UserError(
-                "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
-                "--backbone-learning-rate."
-            )
-        scored = metrics(predictions)
-        self.clock.save()
-        return Score(scored["accuracy"], -scored["nll"])
-
-    def _finalize(self, algorithm: Algorithm) -> None:
-        device = self.fabric.device
-        with torch.inference_mode():
-            algorithm.finalize(Batch(*(t.to(device) for t in b)) for b in inputs(self.centres))
-
-    def selected(self, algorithm: Algorithm, step: int, score: Score) -> None:
-        if self.folder is None:
-            return
-        validation = {"accuracy": score.accuracy, "nll": -score.negative_nll}
-        checkpoint.save_weights(
-            self.folder, algorithm, step=step, validation=validation, backbone=self.frozen
-        )

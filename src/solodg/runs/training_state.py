@@ -1,0 +1,87 @@
+"""The state of a training: what changes from step to step, saved so that a killed run resumes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from solodg.algorithms import Algorithm
+from solodg.runs.devices import on_first
+from solodg.runs.metrics_log import drop_lines_after
+from solodg.storage import read_tensors, write_tensors
+
+STATE = "state.safetensors"
+
+
+class Score(NamedTuple):
+    """The score of a model on source validation images; scores compare in this order."""
+
+    accuracy: float
+    negative_nll: float
+
+
+@dataclass
+class TrainingState:
+    """A model in training: its weights, its optimizer, and how far it has come."""
+
+    algorithm: Algorithm
+    model: Any  # the same algorithm wrapped by Fabric, which moves it and synchronises processes
+    optimizer: Any  # wrapped by Fabric too
+    validated: Algorithm  # is scored and saved: `algorithm`, or a moving average of its weights
+    step: int = 0  # updates made so far
+    best: Score | None = None  # of the model that is saved; None: none has been validated yet
+
+    def save(self, folder: Path) -> None:
+        """Writes the state to `folder`; call it in the first process only."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
+        if self.validated is not self.algorithm:
+            averages = self.validated.state_dict()
+            tensors |= {f"kept.{name}": tensor for name, tensor in averages.items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        write_tensors(folder / STATE, tensors, {"step": self.step, "best": self.best})
+
+    def restore(self, fabric: Fabric, folder: Path) -> None:
+        """Returns to the last state saved in `folder`, if there is one.
+
+        The first process reads the file for all. Metrics logged after that state are dropped.
+        """
+        tensors, header = on_first(fabric, lambda: _read(folder))
+        if not tensors:
+            return
+        self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
+        if self.validated is not self.algorithm:
+            self.validated.load_state_dict(_with_prefix(tensors, "kept."))
+        self._restore_optimizer(_with_prefix(tensors, "optimizer."))
+        self.step = header["step"]
+        self.best = Score(*header["best"]) if header["best"] else None
+
+    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
+        """Loads moments named `<number of the parameter>.<name of the moment>`."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            index, key = name.split(".", 1)
+            like = parameters[int(index)]
+            # In the memory layout of its parameter, which a fused optimiser takes for granted.
+            value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
+            moments.setdefault(int(index), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors and the header of the saved state; no tensors if there is none."""
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, Any] = {"step": 0}
+    if (folder / STATE).is_file():
+        tensors, header = read_tensors(folder / STATE)
+    drop_lines_after(folder, header["step"])
+    return tensors, header
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
