@@ -1,17 +1,22 @@
 """`solodg bench`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
-from solodg.cli.options import Accelerator, CacheDir, DataDir, Download
 from solodg.errors import UserError
+from solodg.runs.config import Machine
+
+if TYPE_CHECKING:
+    from solodg.bench.plan import Plan
 
 SOME_FAILED = 1
 
 
+@with_options(*options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
 def bench(
     config: Annotated[
         Path | None, typer.Argument(help="A plan, e.g. configs/quick/ablation.yaml.")
@@ -49,10 +54,7 @@ def bench(
     ray_workers: Annotated[
         int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
     ] = None,
-    data_dir: DataDir = None,
-    cache_dir: CacheDir = None,
-    download: Download = False,
-    accelerator: Accelerator = None,
+    **machine_options: Any,
 ) -> None:
     """Carry out a plan: methods x targets x seeds, to records and a table.
 
@@ -60,15 +62,7 @@ def bench(
     plans that share --output share their runs. A cell that fails is recorded as failed, the rest
     goes on, and the exit code is 1.
     """
-    from solodg.runs.config import Machine, build
-
-    values = {
-        "data_dir": data_dir,
-        "cache_dir": cache_dir,
-        "download": download,
-        "accelerator": accelerator,
-    }
-    machine = build(Machine, {k: v for k, v in values.items() if v is not None})
+    machine = validated(Machine, machine_options)
     if verify is not None:
         _verify(verify, machine, weights, dataset)
         return
@@ -98,9 +92,9 @@ def bench(
 
 
 def _carry_out(
-    plan: Any, machine: Any, output: Path, on: str, address: str | None, workers: int | None
+    plan: "Plan", machine: Machine, output: Path, on: str, address: str | None, workers: int | None
 ) -> int:
-    from solodg.bench.runner import duration, run_serially
+    from solodg.bench.runner import format_seconds, run_serially
     from solodg.progress import BarProgress
 
     if on == "ray":
@@ -113,20 +107,19 @@ def _carry_out(
         tally = run_serially(
             plan.cells(), machine, output, progress=BarProgress(err), say=err.print
         )
-    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {duration(tally.seconds)}.")
+    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
     return tally.failed
 
 
-def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
+def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     from solodg.bench.page import POINTS_LABEL, plan_points, write_plan_page
-    from solodg.bench.records import read_results
-    from solodg.bench.runner import RESULTS
+    from solodg.bench.records import RECORDS, read_results
     from solodg.bench.stream_curves import draw_streams, stream_table
     from solodg.bench.table import plan_table, records_of
     from solodg.figures.plots import plan_figure
     from solodg.storage import write_atomically, write_lines
 
-    file = records or output / RESULTS
+    file = records or output / RECORDS
     results = read_results(file)
     grid = plan_table(plan, results)
     folder = output / "tables"
@@ -151,17 +144,17 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     out.print(f"All records: {file}")
 
 
-def _show(plan: Any, machine: Any, output: Path) -> None:
+def _show(plan: "Plan", machine: Machine, output: Path) -> None:
     from rich.table import Table
 
-    from solodg.bench.duration import estimate_seconds
-    from solodg.bench.records import read_results
-    from solodg.bench.runner import RESULTS, duration
+    from solodg.bench.duration import estimate_training_seconds
+    from solodg.bench.records import RECORDS, read_results
+    from solodg.bench.runner import format_seconds
     from solodg.progress import BarProgress
 
-    results = read_results(output / RESULTS)
+    results = read_results(output / RECORDS)
     cells = plan.cells()
-    seconds = estimate_seconds(cells, machine, results, BarProgress(err))
+    seconds = estimate_training_seconds(cells, machine, results, BarProgress(err))
     table = Table(title=plan.title)
     for name in ("method", "target", "seed", "steps", "state", "about"):
         table.add_column(name)
@@ -173,23 +166,22 @@ def _show(plan: Any, machine: Any, output: Path) -> None:
         time = seconds.get(cell.run_key)
         if state != "done":
             left[cell.run_key] = time or 0.0
-        shown = "-" if state == "done" else "?" if time is None else duration(time)
+        shown = "-" if state == "done" else "?" if time is None else format_seconds(time)
         targets = " ".join(cell.config.targets)
         table.add_row(
             cell.row, targets, str(cell.config.seed), str(cell.config.steps), state, shown
         )
     out.print(table)
     todo = sum(cell.key not in results.done for cell in cells)
-    out.print(
-        f"{todo} of {len(cells)} cells to do, about {duration(sum(left.values()))} on this machine."
-    )
+    in_all = format_seconds(sum(left.values()))
+    out.print(f"{todo} of {len(cells)} cells to do, about {in_all} on this machine.")
     if any(cell.adapter != "none" and cell.key not in results.done for cell in cells):
         out.print(
             "Adapting at test time is not in this: a step costs about as much as in training."
         )
 
 
-def _verify(where: str, machine: Any, weights: Path | None, dataset: str | None) -> None:
+def _verify(where: str, machine: Machine, weights: Path | None, dataset: str | None) -> None:
     from rich.table import Table
 
     from solodg.bench.verify import read_record, repeat

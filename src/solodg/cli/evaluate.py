@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from solodg.cli.config_options import validated
 from solodg.cli.console import err, out
 from solodg.cli.options import MovedData, MovedDataDir
 
@@ -50,7 +51,6 @@ def evaluate(
     """Score the saved model on its unseen domains, and on new images of the seen ones."""
     from solodg.cli.train import assignments
     from solodg.progress import BarProgress
-    from solodg.runs.config import build
     from solodg.runs.evaluate import evaluate_run
     from solodg.runs.folder import RESULTS, moved_machine
     from solodg.runs.stream import Stream
@@ -71,7 +71,7 @@ def evaluate(
         moved_machine(run, data_dir),
         dataset=dataset,
         adapter=adapter,
-        stream=build(Stream, given) if given or adapter != "none" else None,
+        stream=validated(Stream, given) if given or adapter != "none" else None,
         accelerator=accelerator,
         skip_bad_images=skip_bad_images,
         progress=BarProgress(err),

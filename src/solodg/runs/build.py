@@ -9,20 +9,21 @@ import torch
 from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm, build_algorithm
-from solodg.models.backbones import Backbone, build_backbone
-from solodg.models.extractor import ReadyFeatures
-from solodg.runs.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.runs.feature_cache import FeatureStore, default_cache_dir
-from solodg.runs.model_info import ModelInfo
+from solodg.models.backbones import Backbone, build_backbone
+from solodg.models.extractor import ReadyFeatures
 from solodg.progress import Progress
-from solodg.seeding import derive
+from solodg.runs.config import Machine, ResolvedConfig
+from solodg.runs.defaults import algorithm_arguments
+from solodg.runs.feature_cache import FeatureStore, default_cache_dir
 from solodg.runs.fit import Schedule
+from solodg.runs.model_info import ModelInfo
+from solodg.seeding import derive
 from solodg.types import Batch
 
 _EVAL_NUMBERS = 32 * 3 * 224 * 224  # in a batch; measured, see docs/performance.md
@@ -30,7 +31,7 @@ _EVAL_NUMBERS = 32 * 3 * 224 * 224  # in a batch; measured, see docs/performance
 Say = Callable[[str], None]
 
 
-def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunConfig]:
+def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:
     """The source domains of a run, and its configuration with targets as the data spells them."""
     dataset = load_dataset(config, machine)
     targets = dataset.canonical(config.targets)
@@ -48,7 +49,7 @@ def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunCon
 
 def read_source(
     source: SourceData,
-    config: RunConfig,
+    config: ResolvedConfig,
     progress: Progress,
     say: Say,
     store: FeatureStore | None = None,
@@ -60,13 +61,13 @@ def read_source(
     return source
 
 
-def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
+def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     spec = dataset_spec(config.dataset)
     return spec.load(
         Loading(
             data_dir=machine.data_dir,
-            image_size=config.image_size or spec.image_size,
-            channels=config.channels or spec.channels,
+            image_size=config.image_size,
+            channels=config.channels,
             seed=config.seed,
             train_images=config.train_images,
             download=machine.download,
@@ -76,7 +77,7 @@ def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
 
 
 def readable(
-    part: LabelledImages, config: RunConfig, progress: Progress, say: Say
+    part: LabelledImages, config: ResolvedConfig, progress: Progress, say: Say
 ) -> LabelledImages:
     """Decode every image once; a bad one ends the run, or is left out if the user said so."""
     if not isinstance(part.images, ImageFiles) or len(part) == 0:
@@ -107,9 +108,7 @@ def _batch_size(part: LabelledImages) -> int:
     return max(8, min(512, _EVAL_NUMBERS // numbers))
 
 
-def make_backbone(config: RunConfig) -> Backbone:
-    assert config.image_size is not None
-    assert config.channels is not None
+def make_backbone(config: ResolvedConfig) -> Backbone:
     backbone = build_backbone(
         config.backbone,
         channels=config.channels,
@@ -127,7 +126,7 @@ def make_backbone(config: RunConfig) -> Backbone:
     return backbone
 
 
-def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) -> Algorithm:
+def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: torch.nn.Module = backbone
     if config.freeze_backbone:
@@ -148,7 +147,7 @@ def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) ->
     return algorithm
 
 
-def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
+def make_sampler(config: ResolvedConfig, source: SourceData) -> EpisodeSampler:
     return EpisodeSampler(
         source.train,
         context=config.context_images,
@@ -159,7 +158,7 @@ def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
 
 
 def feature_store(
-    config: RunConfig,
+    config: ResolvedConfig,
     machine: Machine,
     backbone: Backbone,
     device: torch.device,
@@ -175,7 +174,7 @@ def with_features(source: SourceData, store: FeatureStore) -> SourceData:
 
 
 def with_pseudo_domains(
-    source: SourceData, images: SourceData, config: RunConfig, store: FeatureStore
+    source: SourceData, images: SourceData, config: ResolvedConfig, store: FeatureStore
 ) -> SourceData:
     count = config.num_pseudo_domains
     if config.pseudo_domains == "random":
@@ -189,11 +188,7 @@ def with_pseudo_domains(
     )
 
 
-def make_schedule(config: RunConfig) -> Schedule:
-    assert config.steps is not None
-    assert config.learning_rate is not None
-    assert config.backbone_learning_rate is not None
-    assert config.validate_every is not None
+def make_schedule(config: ResolvedConfig) -> Schedule:
     return Schedule(
         steps=config.steps,
         validate_every=config.validate_every,
@@ -201,14 +196,12 @@ def make_schedule(config: RunConfig) -> Schedule:
         backbone_learning_rate=config.backbone_learning_rate,
         weight_decay=config.weight_decay,
         seed=config.seed,
-        cosine=config.decay == "cosine",
+        decay=config.decay or "constant",
         average=config.weight_average,
     )
 
 
-def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
-    assert config.image_size is not None
-    assert config.channels is not None
+def describe_model(config: ResolvedConfig, source: SourceData) -> ModelInfo:
     return ModelInfo(
         algorithm=config.algorithm,
         variant=config.variant,
@@ -223,7 +216,7 @@ def model_info(config: RunConfig, source: SourceData) -> ModelInfo:
     )
 
 
-def launch(config: RunConfig, machine: Machine) -> Fabric:
+def launch(config: ResolvedConfig, machine: Machine) -> Fabric:
     number = config.devices.lstrip("-").isdigit()
     devices: Any = int(config.devices) if number else config.devices
     try:

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from solodg.runs import checkpoint
 from solodg.adapters import Adapter
-from solodg.runs.build import Say, inputs, single_device
-from solodg.runs.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
-from solodg.runs.metrics import Predictions, metrics, predict
 from solodg.progress import Advance, NoProgress, Progress
+from solodg.runs import checkpoint
+from solodg.runs.build import Say, inputs, single_device
+from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.folder import (
     FINISHED,
     RESULTS,
@@ -23,10 +22,11 @@ from solodg.runs.folder import (
     machine_kind,
     read_machine,
 )
+from solodg.runs.metrics import Predictions, metrics, predict
 from solodg.runs.scored_data import open_scored
-from solodg.storage import append_lines, read_json
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.runs.target_images import show_target
+from solodg.storage import append_lines, read_json
 from solodg.types import Record
 
 
@@ -169,7 +169,7 @@ def _training_time(folder: Path) -> dict[str, float]:
     return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
 
 
-def protocol(dataset: DomainDataset, config: RunConfig) -> str:
+def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
     """How the data was divided: the dataset's own way, or a seeded one with its share."""
     if config.score_on:
         return f"{dataset.protocol}, targets scored on {config.score_on} images"

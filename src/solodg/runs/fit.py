@@ -19,6 +19,7 @@ from torch import Tensor
 from solodg.algorithms import Algorithm
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress
+from solodg.runs.config import Decay
 from solodg.seeding import derive, torch_generator
 from solodg.storage import append_line, read_lines, read_tensors, write_lines, write_tensors
 from solodg.types import Batch, Episode
@@ -44,7 +45,7 @@ class Schedule:
     backbone_learning_rate: float
     weight_decay: float
     seed: int
-    cosine: bool = False  # learning rates fall to zero along half a cosine
+    decay: Decay = "constant"  # how the learning rates fall; see `factor`
     average: float | None = None  # what is validated and kept is a moving average of the weights
     stop: int | None = None  # before the last step, the schedule being that of all steps
 
@@ -53,8 +54,14 @@ class Schedule:
         return self.stop or self.steps
 
     def factor(self, step: int) -> float:
-        """Of the learning rates at a step, the first being 1."""
-        return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps)) if self.cosine else 1.0
+        """Returns the factor of the learning rates at a step, the first being step 1.
+
+        `cosine` falls to zero along half a cosine; `step` falls to a tenth after 60% of the steps,
+        as in the code of the paper's authors.
+        """
+        if self.decay == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps))
+        return 0.1 if self.decay == "step" and step > 0.6 * self.steps else 1.0
 
 
 class Score(NamedTuple):
@@ -96,7 +103,7 @@ def fit(
         for step, episode in enumerate(episodes, start=start + 1):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule.factor(step)
-            losses = _update(fabric, model, optimizer, episode, transform, schedule.seed, step)
+            losses = train_step(fabric, model, optimizer, episode, transform, schedule.seed, step)
             if schedule.average is not None:
                 _average(kept, algorithm, schedule.average, step)
             if step % LOG_EVERY == 0 or step == schedule.last:
@@ -135,7 +142,7 @@ def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Opt
     return torch.optim.Adam(filled, weight_decay=schedule.weight_decay, fused=True)
 
 
-def _update(
+def train_step(
     fabric: Fabric,
     model: Any,
     optimizer: torch.optim.Optimizer,
@@ -144,6 +151,11 @@ def _update(
     seed: int,
     step: int,
 ) -> dict[str, Tensor]:
+    """Updates the model with one episode and returns its losses, "loss" being their sum.
+
+    `model` and `optimizer` are those of `fabric.setup`. The noise of a step depends on `seed` and
+    `step` alone.
+    """
     generator = torch_generator(seed, "augment", step, fabric.global_rank)
     ready = Episode(
         _to_inputs(fabric, episode.source, transform, generator),

@@ -8,6 +8,12 @@ import numpy as np
 import torch
 
 from solodg.algorithms import Algorithm
+from solodg.data import DomainDataset, LabelledImages, SourceData
+from solodg.data.domains import TEST, VAL
+from solodg.errors import UserError
+from solodg.models.backbones import Backbone
+from solodg.models.extractor import ReadyFeatures
+from solodg.progress import Progress
 from solodg.runs.build import (
     Say,
     feature_store,
@@ -16,16 +22,10 @@ from solodg.runs.build import (
     readable,
     with_features,
 )
-from solodg.models.backbones import Backbone
-from solodg.models.extractor import ReadyFeatures
-from solodg.runs.config import Machine, RunConfig
-from solodg.data import DomainDataset, LabelledImages, SourceData
-from solodg.data.domains import TEST, VAL
-from solodg.errors import UserError
+from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
-from solodg.runs.model_info import ModelInfo
-from solodg.progress import Progress
 from solodg.runs.folder import SOURCE, read_config
+from solodg.runs.model_info import ModelInfo
 from solodg.storage import read_json
 
 
@@ -40,7 +40,7 @@ class ScoredPart(NamedTuple):
 class Opened(NamedTuple):
     """A run's data as it is scored."""
 
-    config: RunConfig
+    config: ResolvedConfig
     data: DomainDataset
     parts: list[ScoredPart]
 
@@ -75,7 +75,7 @@ def open_scored(
 
 def _scored_parts(
     dataset: DomainDataset,
-    config: RunConfig,
+    config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
     progress: Progress,
@@ -106,7 +106,7 @@ def _scored_parts(
 
 def _held_out(
     source: SourceData,
-    config: RunConfig,
+    config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
     read: Callable[[LabelledImages], LabelledImages],
@@ -143,7 +143,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _moved(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
+def _moved(config: ResolvedConfig, dataset: str | None, skip_bad_images: bool) -> ResolvedConfig:
     values: dict[str, Any] = {"dataset": dataset} if dataset else {}
     if skip_bad_images:
         values["skip_bad_images"] = True

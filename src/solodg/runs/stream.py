@@ -17,7 +17,7 @@ from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
 from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown, validation_error
 from solodg.runs.metrics import Predictions
 from solodg.seeding import numpy_generator
 
@@ -58,8 +58,8 @@ def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             values[argument] = TypeAdapter(hints[argument]).validate_python(value)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise UserError(f"{name}: {argument}={value}: {reason}.") from error
+            what = f"{name}: {argument}={value}"
+            raise validation_error(what, error, fields=False) from error
     return values
 
 

@@ -12,10 +12,18 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from solodg.runs import checkpoint
 from solodg.algorithms import Algorithm
+from solodg.data import SourceData
+from solodg.data.domains import fold
+from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.transforms import AUGMENTATIONS, to_unit
+from solodg.errors import UserError
+from solodg.models.backbones import Backbone
+from solodg.progress import NoProgress, Progress
+from solodg.runs import checkpoint
 from solodg.runs.build import (
     Say,
+    describe_model,
     feature_store,
     inputs,
     launch,
@@ -23,27 +31,20 @@ from solodg.runs.build import (
     make_backbone,
     make_sampler,
     make_schedule,
-    model_info,
     open_source,
     read_source,
     with_features,
     with_pseudo_domains,
 )
-from solodg.models.backbones import Backbone
-from solodg.runs.config import Machine, RunConfig, resolve
-from solodg.data import SourceData
-from solodg.data.domains import fold
-from solodg.data.episodes import EpisodeLoader, EpisodeSampler
-from solodg.data.transforms import AUGMENTATIONS, to_unit
-from solodg.errors import UserError
-from solodg.runs.metrics import Predictions, metrics, predict
-from solodg.progress import NoProgress, Progress
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
+from solodg.runs.defaults import resolve
+from solodg.runs.fit import METRICS, STATE, Schedule, Score, Transform, fit, on_first
 from solodg.runs.folder import FINISHED, claim, is_finished
-from solodg.seeding import derive
-from solodg.storage import read_json, read_lines, write_json
+from solodg.runs.metrics import Predictions, metrics, predict
 from solodg.runs.target_images import seen_apart, show_target
 from solodg.runs.tensorboard import tensorboard
-from solodg.runs.fit import METRICS, STATE, Schedule, Score, Transform, fit, on_first
+from solodg.seeding import derive
+from solodg.storage import read_json, read_lines, write_json
 from solodg.types import Batch
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the runs that choose the step
@@ -59,12 +60,12 @@ def train_run(
     say: Say = lambda text: None,
 ) -> Path:
     """Train, select on source validation, and leave the selected model in `folder`."""
-    config = resolve(config)
-    fabric = launch(config, machine)
+    resolved = resolve(config)
+    fabric = launch(resolved, machine)
     if not fabric.is_global_zero:
         progress, say = NoProgress(), lambda text: None
     progress = progress or NoProgress()
-    source, config = open_source(config, machine)
+    source, config = open_source(resolved, machine)
     if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
         say(f"{folder} is finished already: nothing to do.")
         return folder
@@ -89,7 +90,7 @@ def train_run(
         )
     if fabric.is_global_zero:
         claim(folder, config, machine, fingerprint)
-        checkpoint.save_info(folder, model_info(config, source))
+        checkpoint.save_info(folder, describe_model(config, source))
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
         chosen = trainer.best_step(source, folder / LEAVE_ONE_OUT)
@@ -111,7 +112,7 @@ class _Trainer:
     def __init__(
         self,
         fabric: Fabric,
-        config: RunConfig,
+        config: ResolvedConfig,
         machine: Machine,
         backbone: Backbone,
         clock: "_Clock",
@@ -197,7 +198,7 @@ class _Run:
         self,
         fabric: Fabric,
         source: SourceData,
-        config: RunConfig,
+        config: ResolvedConfig,
         folder: Path | None,  # None: nothing is kept of it but its scores
         frozen: Backbone | None,
         clock: "_Clock",
