@@ -12,7 +12,7 @@ class UserError(Exception):
     """An error whose message says what was given, what is allowed and what to try."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """Returns the error for a name that is not in `known`, with the nearest names that are."""
     options = sorted(known)
     lower_case = {option.lower(): option for option in options}

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from solodg.adapters import ADAPTERS
 from solodg.data import DATASETS, dataset_spec
-from solodg.data.domains import fold
-from solodg.errors import UserError, unknown, validation_error
+from solodg.data.domains import normalise_name
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.config import OFF_VALUES, ResolvedConfig, RunConfig, portable
 from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream, adapter_arguments
@@ -129,8 +129,8 @@ class Plan(BaseModel):
             return [(domain,) for domain in spec.domains]
         if self.targets is None:
             return [spec.default_targets]
-        spelled = {fold(name): name for name in spec.domains}
-        return [tuple(spelled.get(fold(n), n) for n in names) for names in self.targets]
+        spelled = {normalise_name(name): name for name in spec.domains}
+        return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
 
     def cells(self) -> list["Cell"]:
         """Returns all cells, seed by seed, so that a plan stopped early has whole rows."""
@@ -165,12 +165,14 @@ class Plan(BaseModel):
 
     def _settings_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
         """Returns the settings that the row has for these targets alone."""
-        chosen = {fold(name): values for name, values in row.by_target.items()}
-        known = [fold(name) for names in self.target_sets() for name in names]
+        chosen = {normalise_name(name): values for name, values in row.by_target.items()}
+        known = [normalise_name(name) for names in self.target_sets() for name in names]
         for name in chosen:
             if name not in known:
-                raise unknown(f"target of row {row.name!r}", name, known)
-        return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
+                raise unknown_name(f"target of row {row.name!r}", name, known)
+        return next(
+            (chosen[normalise_name(name)] for name in targets if normalise_name(name) in chosen), {}
+        )
 
 
 def _with_order(stream: Stream | None, seed: int) -> Stream | None:

@@ -22,13 +22,15 @@ def bench(
         Path | None, typer.Argument(help="A plan, e.g. configs/quick/ablation.yaml.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="Where records, runs and tables go; plans may share it.")
+        Path, typer.Option(help="Folder for records, runs and tables; plans may share it.")
     ] = Path("runs/bench"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be run, and about how long.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be run, and estimate how long it takes."),
     ] = False,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Make the table of the records that are there.")
+        bool,
+        typer.Option("--table-only", help="Run nothing; write the table of the records so far."),
     ] = False,
     records: Annotated[
         Path | None,
@@ -38,29 +40,31 @@ def bench(
         str | None,
         typer.Option(
             metavar="FILE[:LINE]",
-            help="Repeat the run of one record and compare; nothing else is done.",
+            help="Only repeat the run of one record, and compare the numbers.",
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Where the weights file that the plan names lies.")
+        Path | None, typer.Option(help="Path of the weights file that the plan names.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="With --verify: where the record's own images lie.")
+        str | None,
+        typer.Option(help="With --verify: path of the images, if the record is of your own."),
     ] = None,
-    on: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    on: Annotated[str, typer.Option(help="Where cells run: local, or ray.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="Of a running cluster.  [dim]default: one of its own[/dim]")
+        str | None,
+        typer.Option(help="Address of a running Ray cluster.  [dim]default: start one[/dim]"),
     ] = None,
     ray_workers: Annotated[
-        int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
+        int | None, typer.Option(help="Workers of the Ray cluster that is started.", min=1)
     ] = None,
     **machine_options: Any,
 ) -> None:
-    """Carry out a plan: methods x targets x seeds, to records and a table.
+    """Run a plan (methods x targets x seeds), record the scores and write a table.
 
-    Killed, the same command goes on where it stopped; a finished cell is never run twice, and
-    plans that share --output share their runs. A cell that fails is recorded as failed, the rest
-    goes on, and the exit code is 1.
+    After an interruption the same command goes on where it stopped. A finished cell is never run
+    twice, and plans with the same --output share their runs. If a cell fails, the others are run
+    all the same, and the exit code is 1.
     """
     machine = validated(Machine, machine_options)
     if verify is not None:
@@ -76,7 +80,7 @@ def bench(
 
     plan = read_plan(config, weights=weights)
     if dry_run:
-        _show(plan, machine, output)
+        _show_plan(plan, machine, output)
         return
     if records is not None and not table_only:
         raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
@@ -84,14 +88,14 @@ def bench(
         raise UserError(f"no file of records at {records}.")
     failed = 0
     if not table_only:
-        failed = _carry_out(plan, machine, output, on, ray_address, ray_workers)
+        failed = _run_cells(plan, machine, output, on, ray_address, ray_workers)
     _write_tables(plan, output, records)
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
 
 
-def _carry_out(
+def _run_cells(
     plan: "Plan", machine: Machine, output: Path, on: str, address: str | None, workers: int | None
 ) -> int:
     from solodg.bench.runner import format_seconds, run_serially
@@ -144,7 +148,7 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     out.print(f"All records: {file}")
 
 
-def _show(plan: "Plan", machine: Machine, output: Path) -> None:
+def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
     from rich.table import Table
 
     from solodg.bench.duration import estimate_training_seconds

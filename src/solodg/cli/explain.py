@@ -21,11 +21,12 @@ def explain(
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
 ) -> None:
-    """What the adaptation does to an image, as a figure (PNG and SVG).
+    """Draw what the adaptation does to an image, as a figure (PNG and SVG).
 
-    The image, the source class centres and the classifier before and after the adaptation in one
-    plane; how far each prototype moved; probabilities with what sampled classifiers say; the
-    nearest source images. The plane is fitted on source training images the first time, and kept.
+    The figure shows the image, the source class centres and the classifier before and after the
+    adaptation in one plane; how far each prototype moved; the probabilities, also of sampled
+    classifiers; and the nearest source images. The plane is fitted on source training images the
+    first time, and kept in the run.
     """
     from solodg.cli.predict import image_paths
     from solodg.explain.explanation import explain as explain_image
@@ -62,7 +63,7 @@ def explain(
 
 
 def _free_name(path: Path, used: set[str]) -> str:
-    """The image's own name, with that of its folder where another has it."""
+    """Returns the name of the image, with that of its folder where another image has it."""
     name = path.stem
     if name in used:
         name = f"{path.parent.name}-{path.stem}"

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 MovedDataDir = Annotated[
-    Path | None, typer.Option(help="Where datasets lie, if it has moved since training.")
+    Path | None,
+    typer.Option(help="Folder that holds the datasets, if it has moved since training."),
 ]
 MovedData = Annotated[
     str | None, typer.Option(help="Path of your own images, if it has changed since training.")

@@ -10,7 +10,7 @@ import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 from solodg.runs.config import PRESETS, Machine, RunConfig
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train(
 def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
     """Returns what was asked for: given options over those of the preset."""
     if preset is not None and preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+        raise unknown_name("preset", preset, PRESETS)
     variant = options["variant"]
     algorithm = options["algorithm"] or _default_algorithm(preset, variant)
     values = dict(PRESETS[preset]) if preset else {}
@@ -97,10 +97,10 @@ def assignments(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _default_folder(config: "ResolvedConfig") -> Path:
-    from solodg.data.domains import fold
+    from solodg.data.domains import normalise_name
 
     dataset = Path(config.dataset).stem
-    target = "-".join(fold(t) for t in config.targets) or "target"
+    target = "-".join(normalise_name(t) for t in config.targets) or "target"
     method = (
         config.algorithm if config.variant == "default" else f"{config.algorithm}-{config.variant}"
     )

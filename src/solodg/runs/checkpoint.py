@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.errors import UserError, unknown, validation_error
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.models.backbones import build_backbone
 from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
@@ -62,7 +62,7 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
     """The model of a run folder, ready to predict."""
     info = load_info(folder)
     if info.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", info.algorithm, ALGORITHMS)
+        raise unknown_name("algorithm", info.algorithm, ALGORITHMS)
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "

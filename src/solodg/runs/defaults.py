@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from solodg.algorithms import ALGORITHMS
 from solodg.data import DatasetSpec, dataset_spec
-from solodg.errors import UserError, unknown, validation_error
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.config import ResolvedConfig, RunConfig
 
 
@@ -43,16 +43,16 @@ def resolve(config: RunConfig) -> ResolvedConfig:
 def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     """Returns the arguments of the variant, with those given by hand over them, all checked."""
     if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+        raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
-        raise unknown(f"variant of {config.algorithm}", config.variant, kind.variants)
+        raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
     types = get_type_hints(kind.__init__, include_extras=True)
     names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
     checked = {}
     for name, value in config.arguments.items():
         if name not in names:
-            raise unknown(f"argument of {config.algorithm}", name, names)
+            raise unknown_name(f"argument of {config.algorithm}", name, names)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
@@ -89,7 +89,7 @@ def _channels(config: RunConfig, spec: DatasetSpec) -> int:
 def _recipe(config: RunConfig) -> dict[str, Any]:
     """Returns the settings that the algorithm prefers for this start of the backbone."""
     if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+        raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
     start = "pretrained" if config.starts_from_weights else "random"
     return ALGORITHMS[config.algorithm].recipes[start]
 

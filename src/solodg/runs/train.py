@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm
 from solodg.data import SourceData
-from solodg.data.domains import fold
+from solodg.data.domains import normalise_name
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
@@ -153,7 +153,7 @@ class _Trainer:
         """Every source domain takes its turn as a domain that was not trained on."""
         curves = []
         for number, name in enumerate(source.domain_names):
-            own = folder / fold(name)
+            own = folder / normalise_name(name)
             if not on_first(self.fabric, (own / FINISHED).is_file):
                 self.say(f"Leaving {name} out:")
                 schedule = make_schedule(self.config)
