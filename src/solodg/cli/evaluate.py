@@ -47,7 +47,9 @@ def evaluate(
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
+    accelerator: Annotated[
+        str, typer.Option(help="Kind of device: auto, cpu, cuda, mps.")
+    ] = "auto",
     skip_bad_images: Annotated[
         bool,
         typer.Option(

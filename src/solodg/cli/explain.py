@@ -28,7 +28,7 @@ def explain(
     classifiers; and the nearest source images. The plane is fitted on source training images the
     first time, and kept in the run.
     """
-    from solodg.cli.predict import image_paths
+    from solodg.cli.predict import image_paths, raise_first
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import kept_plane
@@ -57,9 +57,7 @@ def explain(
         write_atomically(folder / f"{name}.png", png(figure))
         write_atomically(folder / f"{name}.svg", svg(figure))
         out.print(f"{path}: {headline(found)}. Figure: {folder / name}.png, .svg")
-    if failed:
-        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0]}{more}")
+    raise_first(failed)
 
 
 def _free_name(path: Path, used: set[str]) -> str:

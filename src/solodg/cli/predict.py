@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,9 +50,14 @@ def predict(
             advance(len(chunk))
     if not json_ and table.row_count:
         out.print(table)
-    if failed:
-        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0]}{more}")
+    raise_first(failed)
+
+
+def raise_first(errors: Sequence[UserError]) -> None:
+    """Raises the first of the errors of single images, with the number of the others."""
+    if errors:
+        more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise UserError(f"{errors[0]}{more}")
 
 
 def _line(path: str, prediction: "Prediction") -> dict[str, Any]:

@@ -16,14 +16,13 @@ from solodg.runs.config import PRESETS, Machine, RunConfig
 if TYPE_CHECKING:
     from solodg.runs.config import ResolvedConfig
 
-_DEVICES = ("devices", "num_nodes", "precision")
-_FIRST = tuple(f.name for f in options_of(RunConfig) if f.name not in _DEVICES)
+_OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
+_LAST = ("devices", "num_nodes", "strategy", "precision")  # what few runs need is shown last
 
 
 @with_options(
-    *options_of(RunConfig, *_FIRST),
-    *options_of(Machine),
-    *options_of(RunConfig, *_DEVICES),
+    *(option for name, option in _OPTIONS.items() if name not in _LAST),
+    *(_OPTIONS[name] for name in _LAST),
     after={"exclude": "output", "variant": "preset", "seed": "resume"},
 )
 def train(
@@ -44,8 +43,8 @@ def train(
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
 
-    The target domain is left out: training and the choice of the model never see it. Without
-    --target the dataset's usual one is left out. Score the model with
+    Neither training nor the choice of the model sees the target domain. Without --target it is
+    the default target of the dataset, if it has one. Score the model on it with
     [bold]solodg evaluate RUN[/bold].
     """
     from solodg.progress import BarProgress

@@ -261,5 +261,5 @@ class Machine(BaseModel):
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
     workers: PositiveInt = option(2, "Threads that read episodes ahead.")
     memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
-    accelerator: str = option("auto", "auto, cpu, cuda, mps.")
+    accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
     strategy: str = option("auto", "How devices work together: auto, ddp, ...")
