@@ -4,17 +4,14 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
 from solodg.errors import UserError, unknown_name
-from solodg.runs.config import PRESETS, Machine, RunConfig
-
-if TYPE_CHECKING:
-    from solodg.runs.config import ResolvedConfig
+from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
 _LAST = ("devices", "num_nodes", "strategy", "precision")  # what few runs need is shown last
@@ -95,7 +92,7 @@ def assignments(pairs: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _default_folder(config: "ResolvedConfig") -> Path:
+def _default_folder(config: ResolvedConfig) -> Path:
     from solodg.data.domains import normalise_name
 
     dataset = Path(config.dataset).stem
