@@ -66,7 +66,7 @@ MODULES = {
     "runs": """
         __init__ allocator
         config model_info statistics
-        devices metrics metrics_log tables
+        defaults devices metrics metrics_log tables
         training_state
         fit feature_cache
         target_images stream
@@ -108,7 +108,7 @@ MODULES = {
         server
     """,
     "cli": """
-        console options
+        config_options console options
         train predict datasets demo bench export report serve study
         evaluate explain
         __init__
@@ -238,6 +238,17 @@ def test_importing_the_package_does_not_import_torch(statement: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+# `torch.optim`, or the calls of a training loop: a gradient, and the step of an optimiser.
+OPTIMISING = re.compile(r"\boptim\b|\.backward\(|\.step\(\)")
+
+
 def test_only_training_and_test_time_methods_have_an_optimiser() -> None:
-    users = {module_name(p) for p in SOURCE.rglob("*.py") if re.search(r"\boptim\b", p.read_text())}
+    users = {module_name(p) for p in SOURCE.rglob("*.py") if OPTIMISING.search(p.read_text())}
     assert {name for name in users if not name.startswith("adapters.")} == {"runs.fit"}
+
+
+@pytest.mark.parametrize(
+    "line", ["torch.optim.Adam(p)", "loss.backward()", "fabric.backward(loss)", "optimizer.step()"]
+)
+def test_a_training_loop_is_found(line: str) -> None:
+    assert OPTIMISING.search(line)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from solodg.bench.duration import estimate_seconds
+from solodg.bench.duration import estimate_training_seconds
 from solodg.bench.plan import read_plan
-from solodg.bench.records import Results, append_cell, read_results
-from solodg.bench.runner import RESULTS, pending, run_serially
+from solodg.bench.records import RECORDS, Results, append_cell, read_results
+from solodg.bench.runner import pending, run_serially
 from solodg.progress import NoProgress
 from solodg.runs.config import Machine
 from solodg.storage import read_lines, try_lock
@@ -51,7 +51,7 @@ def solodg_bench(*arguments: object, **environment: str) -> subprocess.Completed
 
 
 def numbers(output: Path) -> dict[str, list]:
-    done = read_results(output / RESULTS).done
+    done = read_results(output / RECORDS).done
     return {key: [(r.domain, r.metrics) for r in records] for key, records in done.items()}
 
 
@@ -75,21 +75,21 @@ def test_a_plan_becomes_records_tables_and_a_picture(whole: Path) -> None:
     for suffix in ("md", "tex", "csv", "png"):
         assert (whole / "tables" / f"toy.{suffix}").stat().st_size > 0
     assert "81.45" in (whole / "tables" / "toy.md").read_text()
-    record = next(iter(read_results(whole / RESULTS).done.values()))[0]
+    record = next(iter(read_results(whole / RECORDS).done.values()))[0]
     assert record.config["steps"] == 8
     assert record.versions["torch"]
     assert record.data["fingerprint"]
     assert record.machine["cores"]
     assert record.time["at"]
-    assert str(whole) not in (whole / RESULTS).read_text()
+    assert str(whole) not in (whole / RECORDS).read_text()
 
 
 def test_nothing_is_run_twice(whole: Path, plan_file: Path) -> None:
-    before = (whole / RESULTS).read_bytes()
+    before = (whole / RECORDS).read_bytes()
     done = solodg_bench(plan_file, "--output", whole)
     assert done.returncode == 0
     assert "0 cells run" in done.stderr
-    assert (whole / RESULTS).read_bytes() == before
+    assert (whole / RECORDS).read_bytes() == before
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_table(
@@ -98,12 +98,12 @@ def test_killed_in_the_middle_it_ends_with_the_same_table(
     output = tmp_path / "killed"
     process = subprocess.Popen(command(plan_file, "--output", output), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
-    while len(read_lines(output / RESULTS)) == 0 and time.monotonic() < deadline:
+    while len(read_lines(output / RECORDS)) == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert 0 < len(numbers(output)) < 4
-    with (output / RESULTS).open("ab") as file:
+    with (output / RECORDS).open("ab") as file:
         file.write(b'{"dataset": "toy", "algo')  # and a crash in mid-write
     done = solodg_bench(plan_file, "--output", output)
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def test_two_runners_share_the_work(whole: Path, plan_file: Path, tmp_path: Path
     ran = sum(int(line.split()[0]) for line in closing)
     assert ran == 4
     assert numbers(output).keys() == numbers(whole).keys()
-    assert all(json.loads(line) for line in (output / RESULTS).read_text().splitlines())
+    assert all(json.loads(line) for line in (output / RECORDS).read_text().splitlines())
 
 
 def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     done = solodg_bench(path, "--output", output)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    results = read_results(output / RESULTS)
+    results = read_results(output / RECORDS)
     assert len(results.done) == 2
     assert all("test_samples" in reason for reason in results.failed.values())
     assert len(results.failed) == 2
@@ -199,11 +199,11 @@ def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path: 
 
 
 def test_a_record_is_verified(whole: Path, tmp_path: Path) -> None:
-    same = solodg_bench("--verify", f"{whole / RESULTS}:3")
+    same = solodg_bench("--verify", f"{whole / RECORDS}:3")
     assert same.returncode == 0, same.stderr
     assert "The same numbers" in same.stdout
     forged = tmp_path / "forged.jsonl"
-    line = json.loads((whole / RESULTS).read_text().splitlines()[0])
+    line = json.loads((whole / RECORDS).read_text().splitlines()[0])
     line["metrics"]["accuracy"] += 0.01
     forged.write_text(json.dumps(line))
     other = solodg_bench("--verify", forged)
@@ -233,14 +233,14 @@ def test_pending_asks_for_each_run_once(tmp_path: Path, plan_file: Path) -> None
     toy = toy_plan()
     by_key = Results(lines(toy, rising)).done
     for key, records in random.Random(0).sample(sorted(by_key.items()), 3):
-        append_cell(tmp_path / RESULTS, key, records)
+        append_cell(tmp_path / RECORDS, key, records)
     assert len(pending(toy.cells(), tmp_path)) == 5
 
 
 def test_a_plan_of_done_cells_needs_no_data(tmp_path: Path) -> None:
     toy = toy_plan()
     for key, records in Results(lines(toy, rising)).done.items():
-        append_cell(tmp_path / RESULTS, key, records)
+        append_cell(tmp_path / RECORDS, key, records)
     tally = run_serially(
         toy.cells(), Machine(), tmp_path, progress=NoProgress(), say=lambda text: None
     )
@@ -266,10 +266,10 @@ def test_the_estimate_knows_single_sources_and_missing_data(tmp_path: Path) -> N
     one_source = {"dataset": "toy", "targets": [["ash", "sky", "clay"]], "seeds": [0]}
     rows = [{"name": n, "run": {"pseudo_domains": n}} for n in ("random", "clusters")]
     cells = toy_plan(**one_source, rows=rows).cells()
-    seconds = estimate_seconds(cells, Machine(), Results([]), NoProgress())
+    seconds = estimate_training_seconds(cells, Machine(), Results([]), NoProgress())
     assert all(seconds[cell.run_key] > 0 for cell in cells)
     nowhere = toy_plan(dataset="office-home", targets=["Art"]).cells()
-    assert estimate_seconds(nowhere, Machine(), Results([]), NoProgress()) == {}
+    assert estimate_training_seconds(nowhere, Machine(), Results([]), NoProgress()) == {}
 
 
 def test_ray_records_a_failure_with_its_reason(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_ray_records_a_failure_with_its_reason(tmp_path: Path) -> None:
     )
     done = solodg_bench(path, "--output", tmp_path / "out", "--on", "ray", "--ray-workers", 2)
     assert done.returncode == 1
-    failed = read_results(tmp_path / "out" / RESULTS).failed
+    failed = read_results(tmp_path / "out" / RECORDS).failed
     assert len(failed) == 2
     assert all("test_samples" in reason for reason in failed.values())
 

@@ -12,7 +12,8 @@ from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import build_backbone
 from solodg.runs import checkpoint
-from solodg.runs.config import RunConfig, algorithm_arguments, resolve
+from solodg.runs.config import RunConfig
+from solodg.runs.defaults import algorithm_arguments, resolve
 from solodg.runs.fit import Schedule, build_optimizer
 from solodg.runs.model_info import ModelInfo
 from solodg.types import Batch, Episode

@@ -13,7 +13,8 @@ from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.models.image_norm import ImageBatchNorm, normalise_by_image
 from solodg.predict.torch import Predictor
-from solodg.runs.config import Machine, RunConfig, resolve
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.defaults import resolve
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run

@@ -26,7 +26,8 @@ from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.runs import checkpoint
 from solodg.runs.build import input_batches, load_dataset, open_source
-from solodg.runs.config import Machine, RunConfig, resolve
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.defaults import resolve
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.train import train_run
 from solodg.types import Batch, Episode

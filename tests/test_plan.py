@@ -9,9 +9,10 @@ from solodg.bench.plan import Cell, Plan, read_plan
 from solodg.bench.records import read_results
 from solodg.bench.stream_curves import stream_table
 from solodg.bench.table import plan_table
-from solodg.bench.verify import recorded
+from solodg.bench.verify import recorded_config
 from solodg.errors import UserError
-from solodg.runs.config import SAYS_NO, RunConfig, resolve
+from solodg.runs.config import OFF_VALUES, RunConfig
+from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -258,7 +259,7 @@ def test_the_published_table_is_that_of_the_committed_records(path: Path) -> Non
 
 def said(name: str, value: object) -> object:
     """To say no is to say nothing."""
-    return None if value == SAYS_NO.get(name) else value or None
+    return None if value == OFF_VALUES.get(name) else value or None
 
 
 @pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda p: p.stem)
@@ -266,7 +267,7 @@ def test_a_committed_record_is_repeated_as_it_was_made(path: Path) -> None:
     results = read_results(RESULTS / f"{path.stem}.jsonl")
     cells = {cell.key: cell for cell in read_plan(path).cells()}
     for key, records in results.done.items():
-        again = resolve(RunConfig(**recorded(records[0])))
+        again = resolve(RunConfig(**recorded_config(records[0])))
         asked = resolve(cells[key].config)
         differing = {
             name

@@ -240,8 +240,14 @@ def test_the_kept_weights_are_the_moving_average(tmp_path: Path) -> None:
         torch.testing.assert_close(kept[name].float(), value.float(), atol=1e-5, rtol=1e-4)
 
 
+def test_step_decay_falls_to_a_tenth_after_60_percent_of_the_steps() -> None:
+    schedule = Schedule(10, 1, 1.0, 1.0, 0.0, 0, decay="step")
+    assert [schedule.factor(step) for step in range(1, 11)] == [1.0] * 6 + [0.1] * 4
+    assert Schedule(10, 1, 1.0, 1.0, 0.0, 0).factor(10) == 1.0
+
+
 def test_cosine_ends_at_nothing() -> None:
-    schedule = Schedule(10, 1, 1.0, 1.0, 0.0, 0, cosine=True)
+    schedule = Schedule(10, 1, 1.0, 1.0, 0.0, 0, decay="cosine")
     factors = [schedule.factor(step) for step in range(1, 11)]
     assert factors[0] == 1.0
     assert factors == sorted(factors, reverse=True)

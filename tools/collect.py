@@ -20,12 +20,13 @@ DOCS, PLANS = ROOT / "docs", ROOT / "configs" / "measured"
 
 
 def main() -> None:
-    everything = read_results(Path(sys.argv[1]) / "results.jsonl")
+    """Writes the records and the page."""
+    results_of_bench = read_results(Path(sys.argv[1]) / "results.jsonl")
     tables = []
     for path in sorted(PLANS.glob("*.yaml")):
         plan = read_plan(path)
-        own = records_of(plan, everything)
-        if all(cell.key in everything.done for cell in plan.cells()):
+        own = records_of(plan, results_of_bench)
+        if all(cell.key in results_of_bench.done for cell in plan.cells()):
             write_lines(DOCS / "results" / f"{path.stem}.jsonl", [r.model_dump() for r in own])
         results = read_results(DOCS / "results" / f"{path.stem}.jsonl")
         if results.done:

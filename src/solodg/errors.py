@@ -1,18 +1,22 @@
-"""What goes wrong through the user's input: one clear line, exit code 2, no traceback."""
+"""Errors that the user's input causes: one clear line, exit code 2, no traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(Exception):
-    """The message says what came, what is allowed and what to try."""
+    """An error whose message says what was given, what is allowed and what to try."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
-    """An error for a name that is not in ``known``, with the nearest ones that are."""
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
+    """Returns the error for a name that is not in `known`, with the nearest names that are."""
     options = sorted(known)
-    folded = {option.lower(): option for option in options}
-    near = [folded[n] for n in get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    lower_case = {option.lower(): option for option in options}
+    near = [lower_case[n] for n in get_close_matches(name.lower(), lower_case, n=3, cutoff=0.5)]
     if near:
         suggestion = f"Did you mean {' or '.join(repr(n) for n in near)}?"
     elif len(options) <= 30:
@@ -20,6 +24,19 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
     else:
         suggestion = f"There are {len(options)} known ones."
     return UserError(f"unknown {kind} {name!r}. {suggestion}{' ' + hint if hint else ''}")
+
+
+def validation_error(what: str, error: "ValidationError", *, fields: bool = True) -> UserError:
+    """Returns a failed validation as one line: `what: field: reason; field: reason.`
+
+    With `fields=False`, `what` names the value already: the line is `what: reason.`
+    """
+    details = error.errors()
+    if not fields:
+        return UserError(f"{what}: {details[0]['msg'].lower()}.")
+    places = (".".join(str(part) for part in detail["loc"]) for detail in details)
+    reasons = (f"{at}: {d['msg'].lower()}" for at, d in zip(places, details, strict=True))
+    return UserError(f"{what}: {'; '.join(reasons)}.")
 
 
 def missing_extra(extra: str, what: str, error: ModuleNotFoundError) -> UserError:

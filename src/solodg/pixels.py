@@ -1,6 +1,6 @@
-"""From whatever an image is given as to 8-bit pixels of one size: one way, for every use.
+"""Turns images, in any form a program may hold them, into 8-bit pixels of one size.
 
-With NumPy and Pillow alone, so that an exported model is used without torch.
+It needs only NumPy and Pillow, so that an exported model works without torch.
 """
 
 import io
@@ -33,14 +33,14 @@ class BadImageError(UserError):
 
 
 class TooManyPixelsError(BadImageError):
-    """An image that is larger than allowed: it is not decoded at all."""
+    """An image that is larger than allowed, and was not decoded."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What a reader takes from strangers: so many pixels, and only formats that are known well.
+    """Limits for images from untrusted senders: a number of pixels, and well-known formats.
 
-    Pillow knows more formats than these; some of them start other programs.
+    Pillow reads more formats than these; some of them start other programs.
     """
 
     max_pixels: int
@@ -55,9 +55,10 @@ def decode_pixels(
     trust: Trust | None = None,
     name: str | None = None,
 ) -> Pixels:
-    """A file, its bytes or a PIL image -> (channels, size, size), resized without cropping.
+    """Decodes a file, its bytes or a PIL image to (channels, size, size) without cropping.
 
-    Honours the EXIF orientation, puts transparent images on white, brings 16-bit images to 8.
+    It applies the EXIF orientation, puts transparent images on white, and reduces 16-bit images to
+    8 bits. `name` stands for the image in errors.
     """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "given in memory"
@@ -87,7 +88,7 @@ def decode_pixels(
 
 
 def pixels_of(image: ImageLike, *, channels: int, size: int) -> Pixels:
-    """The same for every form in which a program may hold an image."""
+    """Turns a path, bytes, PIL image, array or tensor into (channels, size, size) pixels."""
     held = _as_pil(image) if isinstance(image, np.ndarray) or _is_tensor(image) else image
     return decode_pixels(held, channels=channels, size=size)  # type: ignore[arg-type]
 
@@ -108,9 +109,9 @@ def _to_pixels(image: Image.Image, channels: int, size: int) -> Pixels:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Wider pixels: the narrowest usual range that holds them becomes 0 to 255.
+    """Scales pixels of more than 8 bits: the smallest usual range that holds them becomes 0-255.
 
-    So a scan of 12 bits in a file of 16 keeps its contrast; floats may also lie in [0, 1].
+    So a 12-bit scan in a 16-bit file keeps its contrast. Floats may also be in [0, 1].
     """
     values = np.array(image, dtype=np.float32)  # one copy, and all that follows is done in it
     np.nan_to_num(values, copy=False)
@@ -124,13 +125,13 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _is_tensor(image: Any) -> bool:
-    """Nobody holds a tensor without having imported torch, so there is no need to import it."""
+    """Says whether this is a tensor, without importing torch: its owner has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(image, torch.Tensor)
 
 
 def _as_pil(image: Any) -> Image.Image:
-    """(H, W), (H, W, C) arrays or (C, H, W) tensors, 8-bit or float in [0, 1]."""
+    """Converts an array (H, W) or (H, W, C), or a tensor (C, H, W): 8-bit, or float in [0, 1]."""
     if isinstance(image, np.ndarray):
         pixels = image
     else:

@@ -1,4 +1,4 @@
-"""Progress of long work, shown or not: library code reports, the command line draws."""
+"""Progress of long work: library code reports it, the command line shows it."""
 
 import sys
 import time
@@ -20,30 +20,36 @@ _LINE_EVERY = 30.0  # seconds between lines where there is no terminal to draw o
 
 
 class Advance(Protocol):
-    """How many more are done, and a word on the state."""
+    """Reports progress within one piece of work."""
 
-    def __call__(self, count: int, note: str = "") -> None: ...
+    def __call__(self, count: int, note: str = "") -> None:
+        """Reports that `count` more are done; `note` describes the state."""
 
 
 class Progress(Protocol):
-    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Advance]: ...
+    """Shows how far long work has come."""
+
+    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
+        """Opens the display of one piece of work: `done` of `total` are done at the start."""
 
 
 class NoProgress:
-    """Says nothing."""
+    """Shows nothing."""
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Returns an `Advance` that does nothing."""
         yield lambda count, note="": None
 
 
 class BarProgress:
-    """A bar on a terminal; elsewhere a line at the start, now and then, and at the end."""
+    """Draws a bar on a terminal; elsewhere it writes a line at the start, sometimes, at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)
 
     def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
+        """Opens a bar, or the lines that take its place where there is no terminal."""
         if self.console.is_terminal:
             return self._drawn(title, total, done)
         return self._written(title, total, done)
@@ -71,20 +77,20 @@ class BarProgress:
 
     @contextmanager
     def _written(self, title: str, total: int, done: int) -> Iterator[Advance]:
-        started = spoken = time.monotonic()
+        started = written = time.monotonic()
         last = ""
 
-        def say(text: str) -> None:
+        def write(text: str) -> None:
             self.console.print(f"{title}: {text}", highlight=False, markup=False)
 
         def advance(count: int, note: str = "") -> None:
-            nonlocal done, last, spoken
+            nonlocal done, last, written
             done, last = done + count, note or last
             now = time.monotonic()
-            if now - spoken > _LINE_EVERY:
-                spoken = now
-                say(f"{done} of {total}, {now - started:.0f} s. {last}".rstrip())
+            if now - written > _LINE_EVERY:
+                written = now
+                write(f"{done} of {total}, {now - started:.0f} s. {last}".rstrip())
 
-        say(f"{done} of {total}")
+        write(f"{done} of {total}")
         yield advance
-        say(f"done in {time.monotonic() - started:.0f} s. {last}".rstrip())
+        write(f"done in {time.monotonic() - started:.0f} s. {last}".rstrip())

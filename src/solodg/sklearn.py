@@ -15,7 +15,7 @@ from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.data.domains import LabelledImages, SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.pseudo_domains import cluster_domains, random_domains
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
 from solodg.runs.feature_cache import StoredFeatures
@@ -70,7 +70,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike, domains: ArrayLike | None = None) -> "SoloClassifier":
         """Trains on rows of several domains; returns the classifier itself."""
         if self.algorithm not in ALGORITHMS:
-            raise ValueError(str(unknown("algorithm", self.algorithm, ALGORITHMS)))
+            raise ValueError(str(unknown_name("algorithm", self.algorithm, ALGORITHMS)))
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, and JSON lines that survive a crash."""
+"""Files that survive a crash: atomic writes, locks, and JSON lines that only grow."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from solodg.errors import UserError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader, or the next run after a crash, finds the old content or the new, never a part."""
+    """Writes a file so that a reader, also after a crash, finds the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -30,10 +30,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes a value as indented JSON with sorted keys, atomically."""
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
+    """Reads a JSON file; one that cannot be read is a user's error."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -41,18 +43,18 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object more."""
+    """Appends one JSON object as a line."""
     append_lines(path, [value])
 
 
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """JSON objects more, side by side even if several processes write at once.
+    """Appends JSON objects as consecutive lines, also while other processes append.
 
-    A line cut off by a crash is closed first, so that it stays alone.
+    A last line that a crash has cut off is ended first, so that it spoils no other.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(value) + "\n" for value in values).encode()
-    with path.open("ab+") as file, _alone(file):
+    with path.open("ab+") as file, _locked(file):
         torn = False
         if file.seek(0, os.SEEK_END) > 0:
             file.seek(-1, os.SEEK_END)
@@ -64,7 +66,7 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Whether this process holds the lock now; it is given back even by a killed process."""
+    """Tries to lock a file and yields whether it worked. The lock ends with the process at last."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
@@ -77,14 +79,14 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Wait for the lock and hold it."""
+    """Waits for the lock of a file and holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file, _alone(file):
+    with path.open("ab") as file, _locked(file):
         yield
 
 
 @contextmanager
-def _alone(file: BinaryIO) -> Iterator[None]:
+def _locked(file: BinaryIO) -> Iterator[None]:
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
@@ -93,7 +95,7 @@ def _alone(file: BinaryIO) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; a line cut off by a crash is left out."""
+    """Reads a file of JSON lines without those that a crash cut off; a missing file has none."""
     if not path.is_file():
         return []
     values = []
@@ -106,18 +108,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_lines(path: Path, values: list[dict[str, Any]]) -> None:
+    """Writes a file of JSON lines, atomically."""
     write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]
 ) -> None:
-    """A safetensors file with a JSON header."""
+    """Writes a safetensors file with a JSON header, atomically."""
     ready = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     write_atomically(path, save(ready, metadata={"header": json.dumps(header)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Reads a safetensors file: its tensors and its JSON header."""
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("header", "{}"))

@@ -1,15 +1,19 @@
-"""How long a plan may take here: from records of like runs, or else from a few steps, measured."""
+"""How long a plan takes on this machine: from records of like runs, or from a few timed steps."""
 
+import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from solodg.bench.plan import Cell
 from solodg.bench.records import Results
+from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader
 from solodg.data.pseudo_domains import random_domains
 from solodg.data.transforms import to_unit
@@ -24,27 +28,31 @@ from solodg.runs.build import (
     make_schedule,
     open_source,
 )
-from solodg.runs.config import Machine, RunConfig, portable
-from solodg.runs.devices import single_device
-from solodg.runs.fit import build_optimizer
+from solodg.runs.config import Machine, ResolvedConfig, portable
+from solodg.runs.devices import launch
+from solodg.runs.fit import fit, start
 from solodg.types import Batch, Episode
 
-_STEPS = 3  # measured, after one to warm up
-_OVERHEAD = 1.15  # loading, validation, scoring; as seen on digits
+_STEPS = 3  # timed, after one to warm up
+_OVERHEAD = 1.15  # of loading, validation and scoring, as measured on digits
 
 
-def estimate_seconds(
+def estimate_training_seconds(
     cells: Sequence[Cell], machine: Machine, results: Results, progress: Progress
 ) -> dict[str, float]:
-    """Seconds of training by run key. What the seed and the target change is left out."""
-    known = _history(results)
+    """Returns the expected seconds of training by run key.
+
+    Runs that differ only in seed or target take the same time. A run that cannot be timed, for
+    example because its dataset is missing, has no entry.
+    """
+    known = _recorded_seconds(results)
     open_kinds = {_kind(portable(c.config)): c for c in cells if c.key not in results.done}
     missing = {kind: cell for kind, cell in open_kinds.items() if kind not in known}
     if missing:
         with progress.bar("Measuring a few steps of each method", len(missing)) as advance:
             for kind, cell in missing.items():
-                with suppress(UserError):  # no data here, say: the plan is shown all the same
-                    known[kind] = _measured(cell.config, machine)
+                with suppress(UserError):  # e.g. no data here: the plan is shown all the same
+                    known[kind] = _measured_seconds(cell.config, machine)
                 advance(1)
     return {
         cell.run_key: known[kind]
@@ -54,12 +62,14 @@ def estimate_seconds(
 
 
 def _kind(config: dict[str, object]) -> str:
+    """Returns what the time of a run depends on: its configuration without seed and targets."""
     return repr(
         sorted((k, v) for k, v in config.items() if v is not None and k not in ("seed", "targets"))
     )
 
 
-def _history(results: Results) -> dict[str, float]:
+def _recorded_seconds(results: Results) -> dict[str, float]:
+    """Returns the median time of the recorded runs of each kind."""
     seen: dict[str, list[float]] = {}
     for records in results.done.values():
         seconds = records[0].time.get("training_seconds")
@@ -68,49 +78,55 @@ def _history(results: Results) -> dict[str, float]:
     return {kind: statistics.median(values) for kind, values in seen.items()}
 
 
-def _measured(config: RunConfig, machine: Machine) -> float:
+def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
+    """Times a few training steps and, with a frozen backbone, the features of a few images."""
     source, config = open_source(config, machine)
-    if config.pseudo_domains:  # clusters cost the same steps
+    if config.pseudo_domains:  # steps take as long with clusters
         source = random_domains(source, config.num_pseudo_domains, seed=config.seed)
-    backbone = make_backbone(config)
-    algorithm = make_algorithm(config, backbone, source).train()
-    optimizer = build_optimizer(algorithm, make_schedule(config))
+    fabric = launch(config, machine)
+    backbone = make_backbone(config).to(fabric.device)
+    algorithm = make_algorithm(config, backbone, source)
     loader = EpisodeLoader(source.train, make_sampler(config, source), workers=machine.workers)
-    device = single_device(machine.accelerator)
-    algorithm.to(device)
-    backbone.to(device)
-    episode = _ready(loader.load(0), config, backbone, device)
-    seconds = []
-    for _ in range(_STEPS + 1):
-        started = time.perf_counter()
-        loss = algorithm.losses(episode)["loss"]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - started)
-    assert config.steps is not None
-    whole = _OVERHEAD * statistics.median(seconds[1:]) * config.steps
+    episode = loader.load(0)
     if config.freeze_backbone:
-        few = source.train.subset(np.arange(min(32, len(source.train))))
-        started = time.perf_counter()
-        with torch.inference_mode():
-            for batch in input_batches(few):
-                backbone.eval()(batch.x.to(device))
-        per_image = (time.perf_counter() - started) / len(few)
-        whole += per_image * (len(source.train) + len(source.val))
-    return whole
+        episode = _with_random_features(episode, backbone)
+    schedule = replace(make_schedule(config), stop=_STEPS + 1)
+    state = start(fabric, algorithm, schedule)
+    moments = [
+        time.perf_counter()
+        for _ in fit(fabric, state, _Repeated(episode), lambda x, generator: to_unit(x), schedule)
+    ]
+    training = _OVERHEAD * statistics.median(np.diff(moments)) * config.steps
+    return training + (_feature_seconds(source, backbone) if config.freeze_backbone else 0.0)
 
 
-def _ready(
-    episode: Episode, config: RunConfig, backbone: Backbone, device: torch.device
-) -> Episode:
-    """On the device, as a step sees it; features of a frozen backbone are computed beforehand."""
+class _Repeated(NamedTuple):
+    """One episode for every step, so that reading images is not timed."""
 
-    def moved(half: Batch) -> Batch:
-        x = to_unit(half.x)
-        if config.freeze_backbone:
-            width = len(backbone.readings) * (backbone.embedding_dim + backbone.style_dim)
-            x = torch.randn(len(half.y), width)
-        return Batch(x.to(device), half.y.to(device), half.domain.to(device))
+    episode: Episode
 
-    return Episode(moved(episode.source), moved(episode.target), episode.num_context)
+    def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]:
+        """Yields the episode for steps `start` to `stop`."""
+        return itertools.repeat(self.episode, stop - start)
+
+
+def _with_random_features(episode: Episode, backbone: Backbone) -> Episode:
+    """Puts random features in place of the images, which a frozen backbone reads only once."""
+    width = len(backbone.readings) * (backbone.embedding_dim + backbone.style_dim)
+
+    def replaced(half: Batch) -> Batch:
+        return half._replace(x=torch.randn(len(half.y), width))  # (B, readings * (D + S))
+
+    return episode._replace(source=replaced(episode.source), target=replaced(episode.target))
+
+
+def _feature_seconds(source: SourceData, backbone: Backbone) -> float:
+    """Returns the time to compute the features of all training and validation images."""
+    device = next(backbone.parameters()).device
+    few = source.train.subset(np.arange(min(32, len(source.train))))
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for batch in input_batches(few):
+            backbone.eval()(batch.x.to(device))
+    per_image = (time.perf_counter() - started) / len(few)
+    return per_image * (len(source.train) + len(source.val))

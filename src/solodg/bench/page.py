@@ -14,7 +14,7 @@ from solodg.figures.html import Picture, chart, write_page
 from solodg.figures.plots import plan_drawing
 from solodg.figures.style import data_uri
 from solodg.runs.folder import REPORT
-from solodg.runs.tables import ROLES, mean_accuracy
+from solodg.runs.tables import ROLES, mean_accuracy, metric_row, percent
 from solodg.types import Record
 
 POINTS_LABEL = "accuracy on unseen domains, %, mean and 95% interval over seeds"
@@ -23,7 +23,10 @@ POINTS_LABEL = "accuracy on unseen domains, %, mean and 95% interval over seeds"
 def write_plan_page(
     plan: Plan, results: Results, output: Path, pictures: Sequence[Path] = ()
 ) -> Path:
-    """`tables/PLAN.html` under `output`; `pictures` are PNG files that go into it."""
+    """Writes `tables/PLAN.html` under `output` and returns its path.
+
+    `pictures` are PNG files that become part of the page.
+    """
     path = output / "tables" / f"{plan.name}.html"
     points = plan_points(plan, results)
     figures = []
@@ -45,7 +48,7 @@ def write_plan_page(
 
 
 def plan_points(plan: Plan, results: Results) -> list[tuple[str, float, float]]:
-    """Of each method that has records: name, mean and half of the interval."""
+    """Returns name, mean and half width of the interval of each method that has records."""
     points = []
     for name, runs in runs_by_row(plan, results).items():
         found = column_mean(Column("", "target"), runs, plan)
@@ -55,23 +58,16 @@ def plan_points(plan: Plan, results: Results) -> list[tuple[str, float, float]]:
 
 
 def _run(cell: Cell, records: Sequence[Record], output: Path) -> dict[str, Any]:
-    """What the page says of one cell; a link where its run has a page of its own."""
+    """Returns what the page shows of one cell, with a link where its run has its own page."""
     folder = output / "runs" / cell.run_key
     there = (folder / REPORT).is_file()
     return {
         "name": str(cell),
-        "accuracy": f"{100 * (mean_accuracy(records, 'target') or 0.0):.1f}",
+        "accuracy": percent(mean_accuracy(records, "target") or 0.0),
         "link": f"../runs/{cell.run_key}/{REPORT}" if there else None,
         "command": f"solodg report {folder}",
         "domains": [
-            {
-                "domain": r.domain,
-                "role": ROLES[r.role],
-                "accuracy": f"{100 * r.metrics['accuracy']:.1f}",
-                "nll": f"{r.metrics['nll']:.3f}",
-                "ece": f"{100 * r.metrics['ece']:.1f}",
-                "images": f"{r.metrics['images']:.0f}",
-            }
+            {"domain": r.domain, "role": ROLES[r.role], **metric_row(r.metrics)._asdict()}
             for r in records
         ],
     }

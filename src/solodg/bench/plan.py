@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,25 +12,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from solodg.adapters import ADAPTERS
 from solodg.data import DATASETS, dataset_spec
-from solodg.data.domains import fold
-from solodg.errors import UserError, unknown
-from solodg.runs.config import SAYS_NO, RunConfig, portable, resolve
+from solodg.data.domains import normalise_name
+from solodg.errors import UserError, unknown_name, validation_error
+from solodg.runs.config import OFF_VALUES, ResolvedConfig, RunConfig, portable
+from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream, adapter_arguments
 
 
 class Row(BaseModel):
-    """One method of the table: how it differs from the plan's common settings."""
+    """One method of the table: the settings in which it differs from the plan's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values
-    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)  # as its sources chose
+    run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig
+    # Fields of RunConfig for one target alone, e.g. those chosen on its source domains.
+    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
     adapter: str = "none"
-    stream: Stream | None = None  # how test images come; None: in large batches, all of them
-    sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each mix of these
-    curve: str = ""  # rows of one curve over batch sizes; a sweep names it, if this does not
-    paper: dict[str, str] = Field(default_factory=dict)  # the paper's own figures, by column
+    stream: Stream | None = None  # how test images come; None: all of them in large batches
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each combination
+    curve: str = ""  # rows that share it are one curve over batch sizes; a sweep sets it
+    paper: dict[str, str] = Field(default_factory=dict)  # numbers of the paper, by column
 
     @field_validator("paper", mode="before")
     @classmethod
@@ -41,7 +42,10 @@ class Row(BaseModel):
         return {str(name): str(figure) for name, figure in value.items()}
 
     def swept(self) -> list["Row"]:
-        """The rows that it stands for: `sweep` lists values of the stream, or of the adapter."""
+        """Returns a row for each combination of the values in `sweep`, or the row itself.
+
+        A sweep lists values of the stream, or of arguments of the adapter.
+        """
         if not self.sweep:
             return [self]
         if not all(self.sweep.values()):
@@ -55,17 +59,17 @@ class Row(BaseModel):
             own = {k: v for k, v in named.items() if k not in Stream.model_fields}
             stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
             stream["arguments"] = given.get("arguments", {}) | own
-            along = [k for k in named if k in ("domains", "batch_size")]  # panels and points
-            apart = [_spoken(k, v) for k, v in named.items() if k not in along]
-            curve = ", ".join([self.name, *apart])
-            name = ", ".join([curve, *(_spoken(k, named[k]) for k in along)])
+            within = [k for k in named if k in ("domains", "batch_size")]  # panels and points
+            curves = [_setting_text(k, v) for k, v in named.items() if k not in within]
+            curve = ", ".join([self.name, *curves])
+            name = ", ".join([curve, *(_setting_text(k, named[k]) for k in within)])
             changes = {"name": name, "curve": self.curve or curve, "sweep": {}}
             rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
         return rows
 
 
-def _spoken(name: str, value: Any) -> str:
-    """`steps` 10 -> "10 steps"; `batch_size` 16 -> "batch 16"; "mixed" needs no name."""
+def _setting_text(name: str, value: Any) -> str:
+    """Formats a setting for the name of a row: "10 steps", "batch 16", "mixed"."""
     if name == "steps":
         return f"{value} step" + ("s" if value != 1 else "")
     if name == "domains":
@@ -74,7 +78,11 @@ def _spoken(name: str, value: Any) -> str:
 
 
 class Plan(BaseModel):
-    """What a table needs. `targets`: "each" domain in turn, or sets left out together."""
+    """The experiments of one table: rows x target domains x seeds.
+
+    `targets` is "each" (every domain in turn), or a list of domains or of sets of domains that
+    are left out together.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,14 +91,14 @@ class Plan(BaseModel):
     dataset: str
     targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's own
     seeds: list[int] = Field(min_length=1)
-    run: dict[str, Any] = Field(default_factory=dict)  # RunConfig values of all rows
+    run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig, for all rows
     rows: list[Row] = Field(min_length=1)
     notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
 
     @field_validator("targets", mode="before")
     @classmethod
     def _as_names(cls, value: Any) -> Any:
-        """`[photo, sketch]` means one target at a time; 0 and 90 are names, not numbers."""
+        """Reads `[photo, sketch]` as one target at a time, and numbers such as 90 as names."""
         if not isinstance(value, list):
             return value
         if not value:
@@ -111,6 +119,7 @@ class Plan(BaseModel):
         return value
 
     def target_sets(self) -> list[tuple[str, ...]]:
+        """Returns the sets of domains that are left out, spelled as the dataset spells them."""
         spec = dataset_spec(self.dataset)
         if self.targets == "each":
             if not spec.domains:
@@ -120,11 +129,11 @@ class Plan(BaseModel):
             return [(domain,) for domain in spec.domains]
         if self.targets is None:
             return [spec.default_targets]
-        spelled = {fold(name): name for name in spec.domains}
-        return [tuple(spelled.get(fold(n), n) for n in names) for names in self.targets]
+        spelled = {normalise_name(name): name for name in spec.domains}
+        return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
 
     def cells(self) -> list["Cell"]:
-        """Seed by seed, so that a plan stopped early has whole rows to compare."""
+        """Returns all cells, seed by seed, so that a plan stopped early has whole rows."""
         return [
             self._cell(row, targets, seed)
             for seed in self.seeds
@@ -133,7 +142,7 @@ class Plan(BaseModel):
         ]
 
     def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
-        own = row.run | self._chosen_for(targets, row)
+        own = row.run | self._settings_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
             if name in self.run or name in own:
                 raise UserError(
@@ -145,27 +154,29 @@ class Plan(BaseModel):
         try:
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
-            raise _misfit(f"row {row.name!r}", error) from error
+            raise validation_error(f"row {row.name!r}", error) from error
         needed = ADAPTERS[row.adapter].trained_by
         if needed not in (None, config.algorithm):
             raise UserError(
                 f"row {row.name!r}: adapter {row.adapter} needs algorithm {needed}, not "
                 f"{config.algorithm}."
             )
-        return Cell(row.name, row.adapter, resolve(config), _ordered(row.stream, seed))
+        return Cell(row.name, row.adapter, resolve(config), _with_order(row.stream, seed))
 
-    def _chosen_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
-        """The row's settings for these targets alone, where its plan tells them apart."""
-        chosen = {fold(name): values for name, values in row.by_target.items()}
-        known = [fold(name) for names in self.target_sets() for name in names]
+    def _settings_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
+        """Returns the settings that the row has for these targets alone."""
+        chosen = {normalise_name(name): values for name, values in row.by_target.items()}
+        known = [normalise_name(name) for names in self.target_sets() for name in names]
         for name in chosen:
             if name not in known:
-                raise unknown(f"target of row {row.name!r}", name, known)
-        return next((chosen[fold(name)] for name in targets if fold(name) in chosen), {})
+                raise unknown_name(f"target of row {row.name!r}", name, known)
+        return next(
+            (chosen[normalise_name(name)] for name in targets if normalise_name(name) in chosen), {}
+        )
 
 
-def _ordered(stream: Stream | None, seed: int) -> Stream | None:
-    """In another order for every seed, unless the plan has said in which."""
+def _with_order(stream: Stream | None, seed: int) -> Stream | None:
+    """Gives the stream another order of images for each seed, unless the plan sets the order."""
     if stream is None or "order_seed" in stream.model_fields_set:
         return stream
     return stream.model_copy(update={"order_seed": seed})
@@ -173,22 +184,24 @@ def _ordered(stream: Stream | None, seed: int) -> Stream | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table: one run, scored in one way."""
+    """One run, scored in one way: a row, a set of targets and a seed."""
 
     row: str
     adapter: str
-    config: RunConfig
+    config: ResolvedConfig
     stream: Stream | None = None
 
     @property
     def run_key(self) -> str:
-        """The same for every plan that asks for the same run, so that it is done once.
+        """Returns a key of the training, the same in every plan, so that it is done only once.
 
-        What is None is left out: an option added later, None by default, changes no key of before.
-        So is what says no, which is the same.
+        Fields that are None, or that turn something off, are left out of it: an option that is
+        added later, with None as its default, does not change the keys of earlier records.
         """
         given = {
-            k: v for k, v in portable(self.config).items() if v is not None and v != SAYS_NO.get(k)
+            k: v
+            for k, v in portable(self.config).items()
+            if v is not None and v != OFF_VALUES.get(k)
         }
         if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
             given["dataset"] = str(Path(self.config.dataset).resolve())
@@ -197,6 +210,7 @@ class Cell:
 
     @property
     def key(self) -> str:
+        """Returns the key of the training and of the way it is scored; records carry it."""
         if self.adapter == "none" and self.stream is None:
             return self.run_key
         stream = self.stream or Stream()
@@ -209,7 +223,10 @@ class Cell:
 
 
 def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
-    """A plan from its file; `weights` is where the weights that it names lie here."""
+    """Reads a plan from its file.
+
+    `weights` is the path, on this machine, of the weights file that the plan names.
+    """
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -221,7 +238,7 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
     try:
         plan = Plan.model_validate({"name": path.stem} | values)
     except ValidationError as error:
-        raise _misfit(str(path), error) from error
+        raise validation_error(str(path), error) from error
     _check_streams(plan, path)
     names = [row.name for row in plan.rows]
     if len(set(names)) != len(names):
@@ -230,7 +247,7 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
 
 
 def _check_streams(plan: Plan, path: Path) -> None:
-    """Mistakes are told before anything is trained."""
+    """Raises an error for wrong streams and adapters before anything is trained."""
     points = set()
     for row in plan.rows:
         try:
@@ -250,7 +267,10 @@ def _check_streams(plan: Plan, path: Path) -> None:
 
 
 def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
-    """The same plan, its weights read from a file here; it also stands in for published ones."""
+    """Returns the fields of the plan that change when its weights are read from a file.
+
+    The file also takes the place of published weights.
+    """
 
     def moved(run: dict[str, Any]) -> dict[str, Any]:
         named = run.get("weights")
@@ -265,14 +285,3 @@ def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
         raise UserError("--weights: this plan starts from random weights and asks for none.")
     rows = [row.model_copy(update={"run": moved(row.run)}) for row in plan.rows]
     return {"run": moved(plan.run), "rows": rows}
-
-
-def _misfit(where: str, error: ValidationError) -> UserError:
-    reasons = "; ".join(_reasons(error))
-    return UserError(f"{where}: {reasons}.")
-
-
-def _reasons(error: ValidationError) -> Iterator[str]:
-    for detail in error.errors():
-        place = ".".join(str(part) for part in detail["loc"])
-        yield f"{place}: {detail['msg'].lower()}"

@@ -1,8 +1,8 @@
-"""A plan on a Ray cluster: the same cells, records and resume, many at a time.
+"""Runs the cells of a plan on a Ray cluster, many at a time, with the records of `bench.runner`.
 
-Workers train and score; this process alone writes the records. The output folder has the same
-path on every machine: shared, it lets a killed training go on anywhere; not shared, a cell that
-is run again elsewhere starts anew.
+Workers train and score; only this process writes records. The output folder must have the same
+path on every machine. If the machines share it, an interrupted training continues on any of them;
+otherwise a cell that moves to another machine starts again.
 """
 
 import time
@@ -40,7 +40,10 @@ def run_on_ray(
     say: Say,
     workers: int | None = None,
 ) -> Tally:
-    """All cells at once, as many at a time as the cluster has room for."""
+    """Runs the pending cells, as many at a time as the cluster has CPUs or GPUs.
+
+    `address` is that of a running cluster; None starts a local one with `workers` CPUs.
+    """
     try:
         ray.init(
             address=address or "local",
@@ -52,32 +55,37 @@ def run_on_ray(
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"cannot reach the Ray cluster: {error}") from error
     try:
-        return _run([_absolute(cell) for cell in cells], _here(machine), output.resolve(), say)
+        return _run(
+            [_with_absolute_paths(cell) for cell in cells],
+            _absolute_machine(machine),
+            output.resolve(),
+            say,
+        )
     finally:
         ray.shutdown()
 
 
 def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tally:
-    room: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus = 1 if room.get("GPU", 0) else 0
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    gpus = 1 if resources.get("GPU", 0) else 0
     task = ray.remote(_work).options(num_cpus=1, num_gpus=gpus, max_retries=2)
     runs: dict[str, list[Cell]] = {}
     for cell in pending(cells, output):
         runs.setdefault(cell.run_key, []).append(cell)
     record = Recorder(output, sum(len(group) for group in runs.values()), say)
-    say(f"{record.total} cells on {room.get('CPU', 0):.0f} CPUs.")
+    say(f"{record.total} cells on {resources.get('CPU', 0):.0f} CPUs.")
     with ExitStack() as locks:
         waiting: dict[Any, list[Cell]] = {}
         while runs or waiting:
             for key in list(runs):
                 if not locks.enter_context(try_lock(lock_path(output, runs[key][0]))):
-                    continue  # another runner has it: looked at again below
+                    continue  # another runner has it: tried again in the next round
                 group = runs.pop(key)
                 left = pending(group, output)
                 for cell in group:
                     if cell not in left:
                         record.found(cell)
-                # Cells of one training go to one worker: the first trains, the others only score.
+                # One worker gets all cells of a training: the first trains, the others score.
                 if left:
                     waiting[task.remote(left, machine, output)] = left
             if not waiting:
@@ -92,18 +100,18 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
 
 def _collect(reference: Any, group: list[Cell], record: Recorder) -> None:
     try:
-        answers = ray.get(reference)
+        outcomes = ray.get(reference)
     except ray.exceptions.RayError as error:  # the worker is gone
-        answers = [Failure(f"{type(error).__name__}: {error}", "")] * len(group)
-    for cell, answer in zip(group, answers, strict=True):
-        if isinstance(answer, Failure):
-            record.failure(cell, answer.reason, answer.trace)
+        outcomes = [Failure(f"{type(error).__name__}: {error}", "")] * len(group)
+    for cell, outcome in zip(group, outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            record.failure(cell, outcome.reason, outcome.trace)
         else:
-            record(cell, lambda answer=answer: answer)  # type: ignore[misc]
+            record(cell, lambda outcome=outcome: outcome)  # type: ignore[misc]
 
 
 class Failure(NamedTuple):
-    """An error as text: it has to travel."""
+    """An error of a worker as text, since not every exception can be sent."""
 
     reason: str
     trace: str
@@ -111,19 +119,19 @@ class Failure(NamedTuple):
 
 def _work(group: list[Cell], machine: Machine, output: Path) -> list[list[Record] | Failure]:
     keep_freed_memory()
-    answers: list[list[Record] | Failure] = []
+    outcomes: list[list[Record] | Failure] = []
     for cell in group:
         try:
-            answers.append(run_cell(cell, machine, output))
+            outcomes.append(run_cell(cell, machine, output))
         except UserError as error:
-            answers.append(Failure(str(error), ""))
+            outcomes.append(Failure(str(error), ""))
         except Exception as error:
-            answers.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
-    return answers
+            outcomes.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+    return outcomes
 
 
-def _absolute(cell: Cell) -> Cell:
-    """Workers have a working folder of their own."""
+def _with_absolute_paths(cell: Cell) -> Cell:
+    """Makes the paths of a cell absolute, since workers run in another folder."""
     config = cell.config
     values: dict[str, Any] = {}
     if config.weights:
@@ -133,7 +141,7 @@ def _absolute(cell: Cell) -> Cell:
     return replace(cell, config=config.model_copy(update=values))
 
 
-def _here(machine: Machine) -> Machine:
+def _absolute_machine(machine: Machine) -> Machine:
     paths = {
         name: path.resolve()
         for name in ("data_dir", "cache_dir")

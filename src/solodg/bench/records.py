@@ -1,4 +1,4 @@
-"""The records of plans: one append-only file that several runners may share."""
+"""The records of plans: one file that only grows, and that several runners may share."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -6,34 +6,32 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from solodg.errors import UserError
+from solodg.errors import validation_error
 from solodg.storage import append_lines, read_lines
 from solodg.types import Record
 
-Key = str
+RECORDS = "results.jsonl"  # in the output folder of a bench
+Key = str  # of a cell
 
 
 class Results:
-    """What is done and what failed, by the key of a cell."""
+    """The cells that are done, with their records, and those that failed, with the reason."""
 
     def __init__(self, lines: Iterable[dict[str, object]], where: str = "results") -> None:
         parts: dict[Key, dict[int, Record]] = {}
         self.failed: dict[Key, str] = {}
-        # In an order of their own, so that a shuffled file says the same.
-        for line in sorted((x for x in lines if isinstance(x, dict)), key=_order):
+        # Sorted by time, so that a shuffled file gives the same result.
+        for line in sorted((x for x in lines if isinstance(x, dict)), key=_time_and_content):
             if "failed" in line:
                 self.failed[str(line["cell"])] = str(line["failed"])
                 continue
             try:
                 record = Record.model_validate(line)
             except ValidationError as error:
-                reason = error.errors()[0]
-                raise UserError(
-                    f"{where}: a line is no record: {reason['loc'][0]}: {reason['msg'].lower()}."
-                ) from error
+                raise validation_error(f"{where}: a line is no record", error) from error
             if record.cell:
                 parts.setdefault(record.cell["key"], {})[record.cell["part"]] = record
-        # A crash in mid-write may have cut a cell in two: it is run again.
+        # A cell whose records are not all there, as after a crash, is run again.
         self.done: dict[Key, list[Record]] = {
             key: [found[i] for i in sorted(found)]
             for key, found in parts.items()
@@ -42,17 +40,18 @@ class Results:
         self.failed = {key: why for key, why in self.failed.items() if key not in self.done}
 
 
-def _order(line: dict[str, object]) -> tuple[str, str]:
+def _time_and_content(line: dict[str, object]) -> tuple[str, str]:
     moment = line.get("time")
     return str(moment.get("at", "") if isinstance(moment, dict) else ""), repr(sorted(line.items()))
 
 
 def read_results(path: Path) -> Results:
+    """Reads a file of records; a missing file holds none."""
     return Results(read_lines(path), str(path))
 
 
 def append_cell(path: Path, key: Key, records: Sequence[Record]) -> None:
-    """All records of a cell at once, each saying how many there are."""
+    """Appends all records of a cell at once; each says how many there are."""
     count = len(records)
     append_lines(
         path,
@@ -64,5 +63,6 @@ def append_cell(path: Path, key: Key, records: Sequence[Record]) -> None:
 
 
 def append_failure(path: Path, key: Key, what: str, error: str) -> None:
+    """Appends that a cell failed; `what` names the cell for a person, `error` is the reason."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     append_lines(path, [{"cell": key, "what": what, "failed": error, "time": {"at": at}}])

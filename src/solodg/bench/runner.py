@@ -1,8 +1,8 @@
-"""A plan carried out: cells that are not done yet are run, scored and recorded, one by one.
+"""Runs the cells of a plan that are not done yet, one by one, and records their scores.
 
-Everything lies under one folder: `results.jsonl`, which only grows; `runs/KEY`, one per training;
-`tables/PLAN.*`. Killed, the same command goes on where it stopped. Two runners may share the
-folder: a cell in work is locked, and its lock dies with its process.
+Everything lies in one folder: `results.jsonl`, which only grows; `runs/KEY`, one for each training;
+`tables/PLAN.*`. After an interruption the same command goes on where it stopped. Several runners
+may share the folder: a runner locks the cell that it works on, and the lock ends with its process.
 """
 
 import time
@@ -14,24 +14,24 @@ from functools import partial
 from pathlib import Path
 
 from solodg.bench.plan import Cell
-from solodg.bench.records import append_cell, append_failure, read_results
+from solodg.bench.records import RECORDS, append_cell, append_failure, read_results
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress
 from solodg.runs.build import Say
 from solodg.runs.config import Machine
 from solodg.runs.evaluate import evaluate_run
-from solodg.runs.tables import mean_accuracy
+from solodg.runs.tables import mean_accuracy, percent
 from solodg.runs.train import train_run
 from solodg.storage import lock, try_lock
 from solodg.types import Record
 
-RESULTS, ERROR = "results.jsonl", "error.txt"
-WAIT = 2.0  # seconds before looking again at cells that another runner has
+ERROR = "error.txt"
+WAIT = 2.0  # seconds between two looks at cells that another runner has locked
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a call has done."""
+    """How many cells a call has run and how many of them failed, and its seconds."""
 
     ran: int
     failed: int
@@ -45,10 +45,10 @@ def run_cell(
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
-    """Train, or go on, or find it trained; then score."""
+    """Trains the run of a cell, or completes its training, and scores it."""
     folder = output / "runs" / cell.run_key
     progress = progress or NoProgress()
-    with lock(output / "locks" / f"{cell.run_key}.work"):  # a lost worker may still be at it
+    with lock(output / "locks" / f"{cell.run_key}.work"):  # a lost worker may still run
         train_run(cell.config, machine, folder, resume=True, progress=progress, say=say)
         return evaluate_run(
             folder,
@@ -62,8 +62,8 @@ def run_cell(
 
 
 def pending(cells: Sequence[Cell], output: Path) -> list[Cell]:
-    """What is not done yet; what has failed before is tried again."""
-    done = read_results(output / RESULTS).done
+    """Returns the cells that are not done yet, including those that failed before."""
+    done = read_results(output / RECORDS).done
     unique = {cell.key: cell for cell in cells}
     return [cell for key, cell in unique.items() if key not in done]
 
@@ -71,7 +71,7 @@ def pending(cells: Sequence[Cell], output: Path) -> list[Cell]:
 def run_serially(
     cells: Sequence[Cell], machine: Machine, output: Path, *, progress: Progress, say: Say
 ) -> Tally:
-    """One cell after another, in this process."""
+    """Runs the pending cells one after another in this process."""
     queue = deque(pending(cells, output))
     record = Recorder(output, len(queue), say)
     skipped = 0
@@ -81,13 +81,13 @@ def run_serially(
             if not mine:
                 queue.append(cell)
                 skipped += 1
-                if skipped >= len(queue):  # all that is left is in other hands
+                if skipped >= len(queue):  # other runners have all that is left
                     record.waits(len(queue))
                     time.sleep(WAIT)
                     skipped = 0
                 continue
             skipped = 0
-            if cell.key in read_results(output / RESULTS).done:
+            if cell.key in read_results(output / RECORDS).done:
                 record.found(cell)
                 continue
             say(f"[{record.position} of {record.total}] {cell}")
@@ -96,11 +96,12 @@ def run_serially(
 
 
 def lock_path(output: Path, cell: Cell) -> Path:
+    """Returns the file that a runner locks while it works on a cell."""
     return output / "locks" / cell.run_key
 
 
 class Recorder:
-    """Writes down what a cell gave, result or error, and says how long the rest may take."""
+    """Records the scores or the error of each cell, and estimates how long the rest takes."""
 
     def __init__(self, output: Path, total: int, say: Say) -> None:
         self.output, self.total, self.say = output, total, say
@@ -109,19 +110,22 @@ class Recorder:
 
     @property
     def position(self) -> int:
+        """Returns the number of the current cell, counted from 1."""
         return self.ran + self.failed + self.elsewhere + 1
 
     def found(self, cell: Cell) -> None:
+        """Counts a cell that another runner has done in the meantime."""
         self.elsewhere += 1
         self.say(f"{cell}: done by another runner.")
 
     def waits(self, count: int) -> None:
-        """Said once, and again when the number changes."""
+        """Reports that `count` cells are with other runners, whenever the number changes."""
         if count != self.waiting:
             self.say(f"Waiting for {count} cell(s) that another runner has in work.")
         self.waiting = count
 
     def __call__(self, cell: Cell, work: Callable[[], list[Record]]) -> None:
+        """Does the work of a cell and records what it returns, or its error."""
         try:
             records = work()
         except UserError as error:
@@ -131,13 +135,14 @@ class Recorder:
             text = "".join(traceback.format_exception(error))
             self.failure(cell, f"{type(error).__name__}: {error}", text)
             return
-        append_cell(self.output / RESULTS, cell.key, records)
+        append_cell(self.output / RECORDS, cell.key, records)
         self.ran += 1
-        accuracy = 100 * (mean_accuracy(records, "target") or 0.0)
-        self.say(f"{cell}: {accuracy:.1f}% on unseen domains. {self._time_left()}")
+        accuracy = percent(mean_accuracy(records, "target") or 0.0)
+        self.say(f"{cell}: {accuracy}% on unseen domains. {self._time_left()}")
 
     def failure(self, cell: Cell, reason: str, trace: str = "") -> None:
-        append_failure(self.output / RESULTS, cell.key, str(cell), reason)
+        """Records that a cell failed; a traceback goes into the folder of its run."""
+        append_failure(self.output / RECORDS, cell.key, str(cell), reason)
         if trace:
             folder = self.output / "runs" / cell.run_key
             folder.mkdir(parents=True, exist_ok=True)
@@ -149,13 +154,15 @@ class Recorder:
     def _time_left(self) -> str:
         done = self.position - 1
         left = (time.monotonic() - self.started) / (self.ran + self.failed) * (self.total - done)
-        return f"{done} of {self.total} done, about {duration(left)} left."
+        return f"{done} of {self.total} done, about {format_seconds(left)} left."
 
     def tally(self) -> Tally:
+        """Returns the counts so far."""
         return Tally(self.ran, self.failed, time.monotonic() - self.started)
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Formats a duration for a person: seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,6 @@
-"""A plan whose test images come as streams: accuracy and time over test batch sizes.
+"""Accuracy and time over test batch sizes, for plans whose test images come as streams.
 
-Rows that share a `curve` are one line; they differ in batch size and in stream.
+Rows with the same `curve` form one line; they differ in batch size and in stream.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from solodg.types import Record
 
 
 class Point(NamedTuple):
-    """One row of the plan, as a point of a curve."""
+    """A row of the plan as a point of a curve."""
 
     curve: str
     domains: str  # single or mixed
@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
 
 def stream_points(plan: Plan, results: Results) -> list[Point]:
-    """Rows that have a curve and records."""
+    """Returns a point for each row that has a curve and records."""
     runs = runs_by_row(plan, results)
     return [
         Point(row.curve, row.stream.domains, row.stream.batch_size, runs[row.name])
@@ -35,8 +35,11 @@ def stream_points(plan: Plan, results: Results) -> list[Point]:
 
 
 def draw_streams(plan: Plan, results: Results, folder: Path) -> list[Path]:
-    """`PLAN-accuracy.png` and `PLAN-time.png`; none without curves. A column per stream; of
-    accuracy a line of panels for the mean and for each target."""
+    """Draws `PLAN-accuracy.png` and `PLAN-time.png` and returns their paths.
+
+    Panels of a column show one stream. Accuracy has a row of panels for the mean and for each
+    target. A plan without curves has no figures.
+    """
     points = stream_points(plan, results)
     if not points:
         return []
@@ -60,17 +63,22 @@ def draw_streams(plan: Plan, results: Results, folder: Path) -> list[Path]:
 def accuracy_curves(
     plan: Plan, points: Sequence[Point], stream: str, domain: str | None = None
 ) -> list[Curve]:
+    """Returns the accuracy over batch sizes on a domain, or the mean over unseen domains."""
     column = Column("", "target", domain)
     values = [column_mean(column, point.runs, plan) for point in points]
     return _gather(points, values, stream)
 
 
 def time_curves(points: Sequence[Point], stream: str) -> list[Curve]:
+    """Returns the milliseconds per test image over batch sizes."""
     return _gather(points, [_milliseconds(point) for point in points], stream)
 
 
 def stream_table(plan: Plan, results: Results) -> Grid | None:
-    """A line per curve and stream, a column per batch size; none without curves."""
+    """Builds a table with a row for each curve and stream, and a column for each batch size.
+
+    Returns None for a plan without curves.
+    """
     points = stream_points(plan, results)
     if not points:
         return None
@@ -103,7 +111,7 @@ def stream_table(plan: Plan, results: Results) -> Grid | None:
 
 
 def _milliseconds(point: Point) -> MeanInterval:
-    """Per test image; other work of the machine is in it, so no interval is drawn."""
+    """Returns the mean time per test image, without interval: other work may be part of it."""
     found = mean_interval([_per_image(records) for records in point.runs])
     assert found is not None
     return MeanInterval(found.mean, None, found.n)

@@ -1,6 +1,6 @@
-"""The table of a plan: means over seeds with 95% intervals, the paper's own figures beside them.
+"""The table of a plan: means over seeds with 95% intervals, beside the numbers of the paper.
 
-A pure function of plan and records; the order of the records does not matter.
+It is a pure function of plan and records; the order of the records does not matter.
 """
 
 import csv
@@ -16,11 +16,10 @@ from rich.text import Text
 from solodg.bench.plan import Plan
 from solodg.bench.records import Results
 from solodg.runs.statistics import MeanInterval, mean_interval
+from solodg.runs.tables import UNSEEN_MEAN
 from solodg.types import Record
 
-MEAN = "unseen, mean"
-_OWN = {"in-distribution": "in-distribution", "source-validation": "source validation"}
-
+_SEEN_TITLES = {"in-distribution": "in-distribution", "source-validation": "source validation"}
 
 _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -32,7 +31,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 
 
 class Column(NamedTuple):
-    """What a column shows: a metric of some role, of one domain or the mean over them."""
+    """A column of the table: a metric of the domains of a role, of one or their mean."""
 
     title: str
     role: str
@@ -43,13 +42,15 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
+    """A cell of text; the best ones are shown in bold."""
+
     text: str
     best: bool = False
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of text, for any format."""
+    """A table of text, which can be written in several formats."""
 
     title: str
     header: list[str]
@@ -57,6 +58,7 @@ class Grid:
     notes: list[str]
 
     def rich(self) -> Table:
+        """Builds the table for the terminal."""
         table = Table(title=self.title, caption="\n".join(self.notes), caption_justify="left")
         for index, name in enumerate(self.header):
             table.add_column(name, justify="right" if index else "left")
@@ -65,11 +67,13 @@ class Grid:
         return table
 
     def markdown(self) -> str:
+        """Formats the table as Markdown, with its notes as a list below."""
         lines = [f"### {self.title}", "", _line(self.header), "|---" * len(self.header) + "|"]
         lines += [_line([f"**{e.text}**" if e.best else e.text for e in row]) for row in self.rows]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def latex(self) -> str:
+        """Formats the table as a LaTeX `table` with booktabs rules."""
         columns = "l" + "r" * (len(self.header) - 1)
         rows = [" & ".join(_latex_entry(e) for e in row) + r" \\" for row in self.rows]
         return "\n".join(
@@ -90,6 +94,7 @@ class Grid:
         )
 
     def csv(self) -> str:
+        """Formats header and rows as CSV."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.header)
@@ -98,7 +103,10 @@ class Grid:
 
 
 def plan_table(plan: Plan, results: Results) -> Grid:
-    """A row per method. Bold: the best, and what its 95% interval cannot tell from it."""
+    """Builds the table of a plan: a row for each method, means over seeds.
+
+    The best method is bold, and so is every method whose 95% interval overlaps with its interval.
+    """
     by_row = runs_by_row(plan, results)
     columns = _columns(plan, by_row)
     paper = list(dict.fromkeys(name for row in plan.rows for name in row.paper))
@@ -106,7 +114,7 @@ def plan_table(plan: Plan, results: Results) -> Grid:
     best = [_best([line[i] for line in estimates], c) for i, c in enumerate(columns)]
     rows = []
     for i, (row, line) in enumerate(zip(plan.rows, estimates, strict=True)):
-        whole = line[[c.title for c in columns].index(MEAN)]
+        whole = line[[c.title for c in columns].index(UNSEEN_MEAN)]
         seeds = whole.n if whole else 0
         ours = [_entry(value, columns[k], i in best[k], seeds) for k, value in enumerate(line)]
         theirs = [Entry(row.paper.get(name, "-")) for name in paper]
@@ -116,7 +124,7 @@ def plan_table(plan: Plan, results: Results) -> Grid:
 
 
 def runs_by_row(plan: Plan, results: Results) -> dict[str, list[list[Record]]]:
-    """The records of each row's finished cells."""
+    """Returns for each row the records of its finished cells."""
     found: dict[str, list[list[Record]]] = {row.name: [] for row in plan.rows}
     for cell in plan.cells():
         if cell.key in results.done:
@@ -125,14 +133,14 @@ def runs_by_row(plan: Plan, results: Results) -> dict[str, list[list[Record]]]:
 
 
 def records_of(plan: Plan, results: Results) -> list[Record]:
-    """All that a plan's finished cells left."""
+    """Returns the records of all finished cells of a plan."""
     return [record for cell in plan.cells() for record in results.done.get(cell.key, [])]
 
 
 def column_mean(
     column: Column, runs: Sequence[Sequence[Record]], plan: Plan
 ) -> MeanInterval | None:
-    """Over seeds; a mean over targets takes only seeds that have all of them."""
+    """Returns the mean of a column over seeds; a mean over targets needs all of them of a seed."""
     seeds: dict[int, list[float]] = {}
     complete: dict[int, int] = {}
     for records in runs:
@@ -153,15 +161,15 @@ def column_mean(
 
 
 def _columns(plan: Plan, by_row: dict[str, list[list[Record]]]) -> list[Column]:
-    """Unseen domains one by one, their mean, the seen ones, and how calibrated it is."""
+    """Returns the columns: unseen domains, their mean, seen domains, calibration."""
     records = [r for runs in by_row.values() for one in runs for r in one]
     found = {r.domain for r in records if r.role == "target"}
     named = [domain for targets in plan.target_sets() for domain in targets]
     ordered = [d for d in named if d in found] + sorted(found - set(named))
     columns = [Column(f"unseen {d}", "target", d) for d in ordered] if len(ordered) <= 6 else []
-    columns.append(Column(MEAN, "target"))
+    columns.append(Column(UNSEEN_MEAN, "target"))
     roles = {r.role for r in records}
-    columns += [Column(title, role) for role, title in _OWN.items() if role in roles]
+    columns += [Column(title, role) for role, title in _SEEN_TITLES.items() if role in roles]
     columns.append(Column("unseen NLL", "target", None, "nll", percent=False))
     columns.append(Column("unseen ECE %", "target", None, "ece"))
     return columns
@@ -175,7 +183,7 @@ def _entry(value: MeanInterval | None, column: Column, best: bool, seeds: int) -
 
 
 def _best(values: Sequence[MeanInterval | None], column: Column) -> set[int]:
-    """Rows whose interval reaches that of the best mean; none where one has no interval."""
+    """Returns the rows whose interval overlaps that of the best; none if one has no interval."""
     found = {i: v for i, v in enumerate(values) if v is not None}
     if len(found) < 2 or any(v.half is None for v in found.values()):
         return set()

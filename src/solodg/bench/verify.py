@@ -1,4 +1,4 @@
-"""A record repeated: the same run again, in a folder of its own, to compare."""
+"""Repeats the run of a record in a temporary folder, so that both can be compared."""
 
 import tempfile
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from solodg.data import DATASETS
-from solodg.errors import UserError
+from solodg.errors import UserError, validation_error
 from solodg.progress import Progress
-from solodg.runs.config import SAYS_NO, Machine, RunConfig
+from solodg.runs.config import OFF_VALUES, Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
@@ -17,7 +17,7 @@ from solodg.types import Record
 
 
 def read_record(where: str) -> Record:
-    """FILE, its first record; or FILE:LINE, the record on that line, counted from 1."""
+    """Reads one record: `FILE` is the first one, `FILE:LINE` that on a line, counted from 1."""
     name, _, line = where.rpartition(":")
     if not (name and line.isdigit()):
         name, line = where, ""
@@ -36,9 +36,12 @@ def read_record(where: str) -> Record:
     raise UserError(f"{place} holds no record of this version of solodg.")
 
 
-def recorded(record: Record) -> dict[str, Any]:
-    """The run's configuration. What it went without, no recipe of today may add."""
-    return SAYS_NO | {name: value for name, value in record.config.items() if value is not None}
+def recorded_config(record: Record) -> dict[str, Any]:
+    """Returns the configuration of the record's run.
+
+    What the run did without is turned off, so that no later recipe turns it on.
+    """
+    return OFF_VALUES | {name: value for name, value in record.config.items() if value is not None}
 
 
 def repeat(
@@ -49,8 +52,8 @@ def repeat(
     weights: Path | None,
     dataset: str | None,
 ) -> Record:
-    """Train and score again; the record of the same domain."""
-    values = recorded(record)
+    """Trains and scores the run of a record again, and returns the new record of its domain."""
+    values = recorded_config(record)
     if values.get("weights"):
         if weights is None or weights.name != values["weights"]:
             raise UserError(f"the record was made with {values['weights']}: --weights FILE.")
@@ -62,7 +65,7 @@ def repeat(
     try:
         config = RunConfig(**values)
     except ValidationError as error:
-        raise UserError(f"the record's config does not fit this version: {error}") from error
+        raise validation_error("the record's config does not fit this version", error) from error
     with tempfile.TemporaryDirectory() as scratch:
         folder = train_run(config, machine, Path(scratch) / "run", progress=progress)
         records = evaluate_run(

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them, so that --help is quick."""
+"""The command line. Commands import what is slow to import only when they run: --help is quick."""
 
 import errno
 import sys
@@ -49,7 +49,7 @@ USER_MISTAKE = 2
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one line and exit code 2, never a traceback."""
+    """Runs a command. A user's mistake becomes one line and exit code 2, never a traceback."""
     keep_freed_memory()
     try:
         app()
@@ -61,7 +61,7 @@ def main() -> None:
             raise
         where = f" ({error.filename})" if error.filename else ""
         err.print(
-            f"error: {error.strerror}{where}. What was saved before is whole: with space and "
+            f"error: {error.strerror}{where}. What was saved before is intact: with space and "
             "permission, the same command (train: with --resume) goes on from it.",
             style="red",
         )

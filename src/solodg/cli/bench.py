@@ -1,29 +1,36 @@
 """`solodg bench`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
-from solodg.cli.options import Accelerator, CacheDir, DataDir, Download
 from solodg.errors import UserError
+from solodg.runs.config import Machine
+
+if TYPE_CHECKING:
+    from solodg.bench.plan import Plan
 
 SOME_FAILED = 1
 
 
+@with_options(*options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
 def bench(
     config: Annotated[
         Path | None, typer.Argument(help="A plan, e.g. configs/quick/ablation.yaml.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="Where records, runs and tables go; plans may share it.")
+        Path, typer.Option(help="Folder for records, runs and tables; plans may share it.")
     ] = Path("runs/bench"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be run, and about how long.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be run, and estimate how long it takes."),
     ] = False,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Make the table of the records that are there.")
+        bool,
+        typer.Option("--table-only", help="Run nothing; write the table of the records so far."),
     ] = False,
     records: Annotated[
         Path | None,
@@ -33,42 +40,33 @@ def bench(
         str | None,
         typer.Option(
             metavar="FILE[:LINE]",
-            help="Repeat the run of one record and compare; nothing else is done.",
+            help="Only repeat the run of one record, and compare the numbers.",
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Where the weights file that the plan names lies.")
+        Path | None, typer.Option(help="Path of the weights file that the plan names.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="With --verify: where the record's own images lie.")
+        str | None,
+        typer.Option(help="With --verify: path of the images, if the record is of your own."),
     ] = None,
-    on: Annotated[str, typer.Option(help="local, or ray.")] = "local",
+    on: Annotated[str, typer.Option(help="Where cells run: local, or ray.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="Of a running cluster.  [dim]default: one of its own[/dim]")
+        str | None,
+        typer.Option(help="Address of a running Ray cluster.  [dim]default: start one[/dim]"),
     ] = None,
     ray_workers: Annotated[
-        int | None, typer.Option(help="At once, in a cluster of its own.", min=1)
+        int | None, typer.Option(help="Workers of the Ray cluster that is started.", min=1)
     ] = None,
-    data_dir: DataDir = None,
-    cache_dir: CacheDir = None,
-    download: Download = False,
-    accelerator: Accelerator = None,
+    **machine_options: Any,
 ) -> None:
-    """Carry out a plan: methods x targets x seeds, to records and a table.
+    """Run a plan (methods x targets x seeds), record the scores and write a table.
 
-    Killed, the same command goes on where it stopped; a finished cell is never run twice, and
-    plans that share --output share their runs. A cell that fails is recorded as failed, the rest
-    goes on, and the exit code is 1.
+    After an interruption the same command goes on where it stopped. A finished cell is never run
+    twice, and plans with the same --output share their runs. If a cell fails, the others are run
+    all the same, and the exit code is 1.
     """
-    from solodg.runs.config import Machine, build
-
-    values = {
-        "data_dir": data_dir,
-        "cache_dir": cache_dir,
-        "download": download,
-        "accelerator": accelerator,
-    }
-    machine = build(Machine, {k: v for k, v in values.items() if v is not None})
+    machine = validated(Machine, machine_options)
     if verify is not None:
         _verify(verify, machine, weights, dataset)
         return
@@ -82,7 +80,7 @@ def bench(
 
     plan = read_plan(config, weights=weights)
     if dry_run:
-        _show(plan, machine, output)
+        _show_plan(plan, machine, output)
         return
     if records is not None and not table_only:
         raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
@@ -90,17 +88,17 @@ def bench(
         raise UserError(f"no file of records at {records}.")
     failed = 0
     if not table_only:
-        failed = _carry_out(plan, machine, output, on, ray_address, ray_workers)
+        failed = _run_cells(plan, machine, output, on, ray_address, ray_workers)
     _write_tables(plan, output, records)
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
 
 
-def _carry_out(
-    plan: Any, machine: Any, output: Path, on: str, address: str | None, workers: int | None
+def _run_cells(
+    plan: "Plan", machine: Machine, output: Path, on: str, address: str | None, workers: int | None
 ) -> int:
-    from solodg.bench.runner import duration, run_serially
+    from solodg.bench.runner import format_seconds, run_serially
     from solodg.progress import BarProgress
 
     if on == "ray":
@@ -113,20 +111,19 @@ def _carry_out(
         tally = run_serially(
             plan.cells(), machine, output, progress=BarProgress(err), say=err.print
         )
-    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {duration(tally.seconds)}.")
+    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
     return tally.failed
 
 
-def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
+def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     from solodg.bench.page import POINTS_LABEL, plan_points, write_plan_page
-    from solodg.bench.records import read_results
-    from solodg.bench.runner import RESULTS
+    from solodg.bench.records import RECORDS, read_results
     from solodg.bench.stream_curves import draw_streams, stream_table
     from solodg.bench.table import plan_table, records_of
     from solodg.figures.plots import plan_figure
     from solodg.storage import write_atomically, write_lines
 
-    file = records or output / RESULTS
+    file = records or output / RECORDS
     results = read_results(file)
     grid = plan_table(plan, results)
     folder = output / "tables"
@@ -151,17 +148,17 @@ def _write_tables(plan: Any, output: Path, records: Path | None) -> None:
     out.print(f"All records: {file}")
 
 
-def _show(plan: Any, machine: Any, output: Path) -> None:
+def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
     from rich.table import Table
 
-    from solodg.bench.duration import estimate_seconds
-    from solodg.bench.records import read_results
-    from solodg.bench.runner import RESULTS, duration
+    from solodg.bench.duration import estimate_training_seconds
+    from solodg.bench.records import RECORDS, read_results
+    from solodg.bench.runner import format_seconds
     from solodg.progress import BarProgress
 
-    results = read_results(output / RESULTS)
+    results = read_results(output / RECORDS)
     cells = plan.cells()
-    seconds = estimate_seconds(cells, machine, results, BarProgress(err))
+    seconds = estimate_training_seconds(cells, machine, results, BarProgress(err))
     table = Table(title=plan.title)
     for name in ("method", "target", "seed", "steps", "state", "about"):
         table.add_column(name)
@@ -173,23 +170,22 @@ def _show(plan: Any, machine: Any, output: Path) -> None:
         time = seconds.get(cell.run_key)
         if state != "done":
             left[cell.run_key] = time or 0.0
-        shown = "-" if state == "done" else "?" if time is None else duration(time)
+        shown = "-" if state == "done" else "?" if time is None else format_seconds(time)
         targets = " ".join(cell.config.targets)
         table.add_row(
             cell.row, targets, str(cell.config.seed), str(cell.config.steps), state, shown
         )
     out.print(table)
     todo = sum(cell.key not in results.done for cell in cells)
-    out.print(
-        f"{todo} of {len(cells)} cells to do, about {duration(sum(left.values()))} on this machine."
-    )
+    in_all = format_seconds(sum(left.values()))
+    out.print(f"{todo} of {len(cells)} cells to do, about {in_all} on this machine.")
     if any(cell.adapter != "none" and cell.key not in results.done for cell in cells):
         out.print(
             "Adapting at test time is not in this: a step costs about as much as in training."
         )
 
 
-def _verify(where: str, machine: Any, weights: Path | None, dataset: str | None) -> None:
+def _verify(where: str, machine: Machine, weights: Path | None, dataset: str | None) -> None:
     from rich.table import Table
 
     from solodg.bench.verify import read_record, repeat

@@ -1,6 +1,6 @@
-"""Where commands write: answers to stdout, everything else to stderr.
+"""Where commands write: results to stdout, everything else to stderr.
 
-Without markup: names of files and classes may hold square brackets.
+Markup is off, since names of files and classes may contain square brackets.
 """
 
 import sys

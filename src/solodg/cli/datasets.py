@@ -14,11 +14,12 @@ from solodg.cli.console import out
 
 def datasets(
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where to look.  [dim]default: $SOLODG_DATA or data[/dim]")
+        Path | None,
+        typer.Option(help="Folder to look in.  [dim]default: $SOLODG_DATA or data[/dim]"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """The datasets that are known, what is found where, and how to get what is not."""
+    """List the known datasets, where they were found, and how to get those that were not."""
     from solodg.data import DATASETS, default_data_dir
 
     folder = data_dir or default_data_dir()

@@ -9,11 +9,14 @@ from solodg.cli.console import err, out
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Where runs and picture go.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option(help="Folder for runs and picture.")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 400,
-    seed: Annotated[int, typer.Option(help="Another seed, other numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives other numbers.")] = 0,
 ) -> None:
-    """ERM and two single-sample methods on real rotated digits: a table, a picture, a page."""
+    """Train ERM and two single-sample methods on real rotated digits, and compare them.
+
+    The result is a table, a picture and a page.
+    """
     from solodg.demo import run_demo
 
     run_demo(output, steps=steps, seed=seed, out=out, err=err)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from solodg.cli.config_options import validated
 from solodg.cli.console import err, out
 from solodg.cli.options import MovedData, MovedDataDir
 
@@ -20,9 +21,11 @@ def evaluate(
     ] = "none",
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Test images that come at once.  [dim]default: 64[/dim]"),
+        typer.Option(help="Test images in a batch of the stream.  [dim]default: 64[/dim]"),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates per batch of tent, ttt, shot.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates per batch, for tent, ttt and shot.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Argument of the adapter, NAME=VALUE; repeat for several."),
@@ -33,24 +36,35 @@ def evaluate(
     ] = None,
     reset: Annotated[
         str | None,
-        typer.Option(help="Forget what was learned: before each batch, each domain, or never."),
+        typer.Option(
+            help="When the adapter starts afresh: before each batch, each domain, or never."
+        ),
     ] = None,
-    order_seed: Annotated[int | None, typer.Option(help="Of the order of the images.")] = None,
+    order_seed: Annotated[int | None, typer.Option(help="Seed of the order of the images.")] = None,
     images: Annotated[
-        int | None, typer.Option(help="Of each target, drawn by the seed.  [dim]default: all[/dim]")
+        int | None,
+        typer.Option(help="Images of each target, drawn by --order-seed.  [dim]default: all[/dim]"),
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
+    accelerator: Annotated[
+        str, typer.Option(help="Kind of device: auto, cpu, cuda, mps.")
+    ] = "auto",
     skip_bad_images: Annotated[
-        bool, typer.Option("--skip-bad-images", help="Leave out what cannot be read, and say so.")
+        bool,
+        typer.Option(
+            "--skip-bad-images", help="Leave out images that cannot be read, and say how many."
+        ),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Records as JSON lines.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the records as JSON lines.")] = False,
 ) -> None:
-    """Score the saved model on its unseen domains, and on new images of the seen ones."""
+    """Score the saved model on its unseen domains, and on new images of the seen ones.
+
+    With --adapter, or any option of the stream, test images come in batches and the test-time
+    method adapts to them; only the unseen domains are scored then.
+    """
     from solodg.cli.train import assignments
     from solodg.progress import BarProgress
-    from solodg.runs.config import build
     from solodg.runs.evaluate import evaluate_run
     from solodg.runs.folder import RESULTS, moved_machine
     from solodg.runs.stream import Stream
@@ -71,7 +85,7 @@ def evaluate(
         moved_machine(run, data_dir),
         dataset=dataset,
         adapter=adapter,
-        stream=build(Stream, given) if given or adapter != "none" else None,
+        stream=validated(Stream, given) if given or adapter != "none" else None,
         accelerator=accelerator,
         skip_bad_images=skip_bad_images,
         progress=BarProgress(err),

@@ -21,13 +21,14 @@ def explain(
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
 ) -> None:
-    """What the adaptation does to an image, as a figure (PNG and SVG).
+    """Draw what the adaptation does to an image, as a figure (PNG and SVG).
 
-    The image, the source class centres and the classifier before and after the adaptation in one
-    plane; how far each prototype moved; probabilities with what sampled classifiers say; the
-    nearest source images. The plane is fitted on source training images the first time, and kept.
+    The figure shows the image, the source class centres and the classifier before and after the
+    adaptation in one plane; how far each prototype moved; the probabilities, also of sampled
+    classifiers; and the nearest source images. The plane is fitted on source training images the
+    first time, and kept in the run.
     """
-    from solodg.cli.predict import image_paths
+    from solodg.cli.predict import image_paths, raise_first
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import kept_plane
@@ -56,13 +57,11 @@ def explain(
         write_atomically(folder / f"{name}.png", png(figure))
         write_atomically(folder / f"{name}.svg", svg(figure))
         out.print(f"{path}: {headline(found)}. Figure: {folder / name}.png, .svg")
-    if failed:
-        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0]}{more}")
+    raise_first(failed)
 
 
 def _free_name(path: Path, used: set[str]) -> str:
-    """The image's own name, with that of its folder where another has it."""
+    """Returns the name of the image, with that of its folder where another image has it."""
     name = path.stem
     if name in used:
         name = f"{path.parent.name}-{path.stem}"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +22,13 @@ def predict(
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
     json_: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with all probabilities.")
+        bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")
     ] = False,
 ) -> None:
-    """Class, probability and uncertainty of images, each judged alone."""
+    """Predict the class of images, with its probability and uncertainty.
+
+    Every image is predicted on its own: the others do not change its result.
+    """
     import solodg
     from solodg.progress import BarProgress
 
@@ -46,9 +50,14 @@ def predict(
             advance(len(chunk))
     if not json_ and table.row_count:
         out.print(table)
-    if failed:
-        more = f" ({len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0]}{more}")
+    raise_first(failed)
+
+
+def raise_first(errors: Sequence[UserError]) -> None:
+    """Raises the first of the errors of single images, with the number of the others."""
+    if errors:
+        more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise UserError(f"{errors[0]}{more}")
 
 
 def _line(path: str, prediction: "Prediction") -> dict[str, Any]:
@@ -63,6 +72,7 @@ def _line(path: str, prediction: "Prediction") -> dict[str, Any]:
 
 
 def image_paths(arguments: list[str]) -> list[str]:
+    """Returns the image files that the arguments name: files, folders, or - for a list on stdin."""
     from solodg.pixels import EXTENSIONS
 
     paths: list[str] = []
@@ -84,7 +94,7 @@ def image_paths(arguments: list[str]) -> list[str]:
 def _predict_readable(
     predictor: "ImagePredictor", paths: list[str]
 ) -> list[tuple[str, "Prediction | UserError"]]:
-    """Predictions in one batch; if an image of it is bad, one by one, errors in place."""
+    """Predicts in one batch; if an image of it is bad, one by one, with errors in their place."""
     try:
         return list(zip(paths, predictor.predict(paths), strict=True))
     except UserError:

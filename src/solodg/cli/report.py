@@ -16,14 +16,16 @@ def report(
     ] = None,
     images: Annotated[
         int | None,
-        typer.Option(help="Of each domain, drawn at random.  [dim]default: all[/dim]", min=1),
+        typer.Option(
+            help="Images of each domain, drawn at random.  [dim]default: all[/dim]", min=1
+        ),
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
 ) -> None:
-    """One HTML page on a run: curves, tables, trust, and images before and after the adaptation.
+    """Write one HTML page on a run: curves, tables, calibration, and images before and after.
 
-    The page needs no network and nothing beside it: send it, open it anywhere.
+    The page needs no network and no other file: send it, open it anywhere.
     """
     from solodg.progress import BarProgress
     from solodg.report.run_page import write_report

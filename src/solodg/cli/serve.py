@@ -20,33 +20,36 @@ def serve(
         Path, typer.Argument(help="The folder of a run, or an exported FILE.onnx (no torch).")
     ],
     host: Annotated[
-        str, typer.Option(help="Address; 0.0.0.0 opens it to the network.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
     max_batch: Annotated[
-        int, typer.Option(help="Images computed at once, of however many requests.")
+        int, typer.Option(help="Images computed at once, from one request or several.")
     ] = 16,
-    max_images: Annotated[int, typer.Option(help="Of one request.")] = 32,
-    max_mb: Annotated[float, typer.Option(help="Megabytes of one request.")] = 20.0,
+    max_images: Annotated[int, typer.Option(help="Images in one request.")] = 32,
+    max_mb: Annotated[float, typer.Option(help="Megabytes in one request.")] = 20.0,
     max_pixels: Annotated[
-        int, typer.Option(help="Of one image; a larger one is refused before it is decoded.")
+        int, typer.Option(help="Pixels of one image; a larger one is refused before it is decoded.")
     ] = 50_000_000,
     queue: Annotated[
-        int, typer.Option(help="Images taken in at once; beyond, the answer is 429.")
+        int, typer.Option(help="Images accepted at once; a request beyond that gets status 429.")
     ] = 128,
-    timeout: Annotated[float, typer.Option(help="Seconds for a request.")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="Ask for this bearer token.  [dim]default: $SOLODG_TOKEN; else none[/dim]"
+            help="File with the bearer token that requests must carry.  "
+            "[dim]default: $SOLODG_TOKEN; else none[/dim]"
         ),
     ] = None,
     data_dir: MovedDataDir = None,
 ) -> None:
     """Serve a model: a page to drop images on, and POST /predict for programs.
 
-    Images of concurrent requests are computed together; no digit of an answer depends on it.
-    Ctrl-C or SIGTERM stops it after what it took in is answered.
+    Images of concurrent requests are computed together, which does not change any result.
+    Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
     """
     import solodg
     from solodg.errors import missing_extra
@@ -73,7 +76,7 @@ def serve(
 
 
 def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
-    """What draws an image's explanation; it needs the source images of the run, once."""
+    """Returns a function that draws the explanation of an image; None without source images."""
     from solodg.explain.explanation import explain
     from solodg.explain.figure import explain_figure
     from solodg.explain.projection import kept_plane

@@ -15,7 +15,9 @@ def study(
     ],
     images: Annotated[
         int | None,
-        typer.Option(min=2, help="Of each unseen domain, at random.  [dim]default: all[/dim]"),
+        typer.Option(
+            min=2, help="Images of each unseen domain, drawn at random.  [dim]default: all[/dim]"
+        ),
     ] = None,
     figure: Annotated[
         Path | None,
@@ -24,14 +26,15 @@ def study(
         ),
     ] = None,
     data_dir: MovedDataDir = None,
-    seed: Annotated[int, typer.Option(help="Of the images drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the images drawn at random.")] = 0,
 ) -> None:
-    """Is it the single image? Accuracy with what the image itself says, and with what others say.
+    """Test whether the gain comes from the single image: swap its information for another's.
 
-    Its style, and where a model has them its frame and its statistics (image norm), are in turn
-    its own (the method), those of another image of its domain, of an image of another domain, or
-    no image's: the mean of the sources, none at all, or the classifier of the prior. Several runs:
-    their mean, with the 95% interval. Figures are those of the mean classifier, without sampling.
+    The style of each test image, and where the model has them its frame and its statistics (image
+    norm), are replaced in turn by those of another image of its domain, of an image of another
+    domain, or of no image: the mean of the sources, none at all, or the classifier of the prior.
+    Accuracies are those of the mean classifier, without sampling; of several runs, their mean with
+    the 95% interval.
     """
     from solodg.explain.study_table import Answer, by_whose, study_table
     from solodg.explain.swap_study import study_run

@@ -11,7 +11,7 @@ from solodg.data.pacs import PACS
 from solodg.data.rotated import ROTATED_FASHION_MNIST, ROTATED_MNIST
 from solodg.data.svhn_mnist import SVHN_MNIST
 from solodg.data.toy import TOY
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 
 DATASETS: dict[str, DatasetSpec] = {
     spec.name: spec
@@ -48,21 +48,21 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def dataset_spec(name: str) -> DatasetSpec:
-    """A registered dataset by name, or one's own images by the path of a folder or CSV file."""
+    """Returns a registered dataset by name, or own images by the path of a folder or CSV file."""
     if name in DATASETS:
         return DATASETS[name]
     path = Path(name)
     if path.is_dir():
-        return _own(path, lambda loading: load_folder(path, loading))
+        return _own_images(path, lambda loading: load_folder(path, loading))
     if path.is_file() and path.suffix.lower() == ".csv":
-        return _own(path, lambda loading: load_manifest(path, loading))
+        return _own_images(path, lambda loading: load_manifest(path, loading))
     hint = "Or give the path of a folder domain/class/image, or of a CSV manifest."
     if path.exists():
         raise UserError(f"{name} is neither a folder nor a .csv manifest. {hint}")
-    raise unknown("dataset", name, DATASETS, hint)
+    raise unknown_name("dataset", name, DATASETS, hint)
 
 
-def _own(path: Path, load: Callable[[Loading], DomainDataset]) -> DatasetSpec:
+def _own_images(path: Path, load: Callable[[Loading], DomainDataset]) -> DatasetSpec:
     return DatasetSpec(
         name=str(path),
         title=f"own images in {path.name}",

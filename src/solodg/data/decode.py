@@ -1,4 +1,4 @@
-"""Image files as tensors; how they are read is `solodg.pixels`."""
+"""Image files as tensors; `solodg.pixels` decodes them."""
 
 from pathlib import Path
 
@@ -12,5 +12,5 @@ __all__ = ["EXTENSIONS", "BadImageError", "decode"]
 
 
 def decode(source: str | Path | bytes | Image.Image, *, channels: int, size: int) -> Tensor:
-    """A file, its bytes or a PIL image -> (channels, size, size) uint8."""
+    """Decodes a file, its bytes or a PIL image to (channels, size, size) uint8."""
     return torch.from_numpy(decode_pixels(source, channels=channels, size=size))

@@ -1,7 +1,7 @@
-"""DomainDataset: images of named domains under one label map, and what training may see of it.
+"""DomainDataset: images of named domains with one list of classes, and what training sees of it.
 
-`leave_out(targets)` returns a SourceData, which does not contain the target domains: not their
-images, not their labels, not a reference to anything that does. Only `targets()` gives those.
+`leave_out(targets)` returns a SourceData without the target domains: it holds neither their images
+nor their labels, nor a reference to anything that does. Only `targets()` returns those.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from solodg.data.images import Images, Indices, digest
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 from solodg.seeding import numpy_generator
 from solodg.types import Batch
 
@@ -26,7 +26,7 @@ SPLIT_NAMES = {"": UNASSIGNED, "train": TRAIN, "val": VAL, "test": TEST}
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images with class and domain; `domains` counts within `domain_names`."""
+    """Images with their classes and domains; `domains` are positions in `domain_names`."""
 
     images: Images
     labels: Ints
@@ -38,10 +38,11 @@ class LabelledImages:
 
     @property
     def domain_name(self) -> str:
-        """Of images that are all of one domain."""
+        """Returns the name of the domain of images that are all of one domain."""
         return self.domain_names[int(self.domains[0])]
 
     def subset(self, indices: Indices) -> "LabelledImages":
+        """Returns the chosen images with their labels; the others cannot be reached from it."""
         chosen = np.asarray(indices, dtype=np.int64)
         return replace(
             self,
@@ -51,6 +52,7 @@ class LabelledImages:
         )
 
     def batch(self, indices: Indices) -> Batch:
+        """Reads the chosen images as one batch."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Batch(
             self.images.take(chosen),
@@ -59,12 +61,12 @@ class LabelledImages:
         )
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """All images once, in order."""
+        """Yields all images once, in order."""
         for start in range(0, len(self), batch_size):
             yield self.batch(np.arange(start, min(start + batch_size, len(self))))
 
     def balanced(self, per_cell: int, seed: int) -> "LabelledImages":
-        """At most `per_cell` images of every class of every domain, drawn by `seed`."""
+        """Draws at most `per_cell` images of every class in every domain, by `seed`."""
         generator = numpy_generator(seed, "balanced")
         order = generator.permutation(len(self))
         cells = self.domains[order] * (int(self.labels.max(initial=0)) + 1) + self.labels[order]
@@ -74,23 +76,24 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class SourceData:
-    """All that training gets: the source domains and the class names."""
+    """All that training sees: the images of the source domains and the names of the classes."""
 
     train: LabelledImages
     val: LabelledImages
-    test: LabelledImages  # images of the source domains that neither fits nor selects; may be empty
+    test: LabelledImages  # neither trained on nor used to select a model; may be empty
     classes: tuple[str, ...]
     kind: Kind
 
     @property
     def domain_names(self) -> tuple[str, ...]:
+        """Returns the names of the source domains."""
         return self.train.domain_names
 
     def check(self) -> None:
-        """Every class and every domain has something to train on, and there is validation."""
+        """Raises an error if a class or a domain has no training image, or validation none."""
         missing = sorted(set(range(len(self.classes))) - set(self.train.labels.tolist()))
         if missing:
-            raise unknown(
+            raise unknown_name(
                 "class",
                 self.classes[missing[0]],
                 [c for i, c in enumerate(self.classes) if i not in missing],
@@ -110,7 +113,7 @@ class SourceData:
             )
 
     def holding_out(self, domain: int) -> "SourceData":
-        """Without one of its domains, whose validation images take the place of all others'."""
+        """Returns the data without one domain, whose validation images become the validation."""
 
         def without(part: LabelledImages) -> LabelledImages:
             kept = part.subset(np.flatnonzero(part.domains != domain))
@@ -122,42 +125,50 @@ class SourceData:
         return replace(self, train=without(self.train), val=held, test=without(self.test))
 
     def fingerprint(self) -> str:
-        """Changes when an image is changed, or moves from one part to another."""
+        """Returns a hash that changes when an image changes or moves to another part."""
         parts = (self.train, self.val, self.test)
         return digest("\n\n".join("\n".join(part.images.keys()) for part in parts).encode())
 
     def mapped(self, change: Callable[[LabelledImages], LabelledImages]) -> "SourceData":
-        """The same data with each of its parts changed."""
+        """Returns the data with `change` applied to each of its parts."""
         return replace(self, train=change(self.train), val=change(self.val), test=change(self.test))
 
 
 @dataclass(frozen=True)
 class DomainDataset:
-    """Every image of every domain. One label map: a domain may lack a class without a shift."""
+    """Every image of every domain.
+
+    All domains share one list of classes: where a domain lacks a class, the others keep their
+    numbers.
+    """
 
     name: str
     images: Images
-    labels: Ints  # (N,) in classes
-    domains: Ints  # (N,) in domain_names
+    labels: Ints  # (N,) positions in classes
+    domains: Ints  # (N,) positions in domain_names
     classes: tuple[str, ...]
     domain_names: tuple[str, ...]
     split: Ints  # (N,) UNASSIGNED, TRAIN, VAL or TEST
-    protocol: str  # how `split` came about
+    protocol: str  # names the way `split` was made
     kind: Kind = "photo"
-    groups: Ints | None = None  # (N,) images of one group never stand on both sides of a split
+    groups: Ints | None = None  # (N,) images of one group are always in the same part
     facts: dict[str, Any] = field(default_factory=dict)  # provenance, for records
 
     def domain_index(self, name: str) -> int:
-        """By name; case, spaces, dashes and underscores matter only where names need them to."""
+        """Returns the number of a domain by its name.
+
+        Case, spaces, dashes and underscores are ignored unless two names differ in them alone.
+        """
         if name in self.domain_names:
             return self.domain_names.index(name)
-        alike = [i for i, known in enumerate(self.domain_names) if fold(known) == fold(name)]
+        wanted = normalise_name(name)
+        alike = [i for i, n in enumerate(self.domain_names) if normalise_name(n) == wanted]
         if len(alike) != 1:
-            raise unknown(f"domain of {self.name}", name, self.domain_names)
+            raise unknown_name(f"domain of {self.name}", name, self.domain_names)
         return alike[0]
 
     def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """The targets as the dataset spells them."""
+        """Returns the targets as the dataset spells them, each once."""
         if not targets:
             raise UserError(
                 f"{self.name} needs a target: --target with one of {', '.join(self.domain_names)}."
@@ -167,7 +178,10 @@ class DomainDataset:
     def leave_out(
         self, targets: Sequence[str], *, seed: int = 0, val_fraction: float = 0.2
     ) -> SourceData:
-        """The other domains, split into training, validation and (where given) test images."""
+        """Returns the other domains, split into training, validation and test images.
+
+        Images without a given part go to training or validation, by `seed` and `val_fraction`.
+        """
         left_out = {self.domain_index(name) for name in self.canonical(targets)}
         kept = [i for i in range(len(self.domain_names)) if i not in left_out]
         if not kept:
@@ -183,10 +197,10 @@ class DomainDataset:
         return source
 
     def targets(self, names: Sequence[str], part: int = TEST) -> dict[str, LabelledImages]:
-        """The images to score in each target domain: its test split, or all of it.
+        """Returns the images to score of each target domain: its test images, or all of them.
 
-        With VAL, its validation images: for choosing among methods where a source domain plays
-        the target, so that no test image is looked at.
+        With `part=VAL` these are its validation images. Methods are chosen with them where a
+        source domain plays the target, so that no test image is used.
         """
         result = {}
         for name in self.canonical(names):
@@ -198,7 +212,7 @@ class DomainDataset:
         return result
 
     def fingerprint(self) -> str:
-        """Changes when an image, a label, a name or the given split does."""
+        """Returns a hash that changes when an image, a label, a name or the given split does."""
         names = "\n".join((*self.images.keys(), "", *self.classes, "", *self.domain_names))
         arrays = (self.labels, self.domains, self.split)
         return digest(names.encode() + b"".join(a.tobytes() for a in arrays))
@@ -215,7 +229,7 @@ class DomainDataset:
         )
 
     def _assigned(self, kept: list[int], seed: int, val_fraction: float) -> Ints:
-        """`split` with the unassigned images of the kept domains divided by `seed`."""
+        """Returns `split` with the unassigned images of the kept domains divided by `seed`."""
         split = self.split.copy()
         open_ = np.flatnonzero((split == UNASSIGNED) & np.isin(self.domains, kept))
         if len(open_) == 0:
@@ -240,7 +254,7 @@ class DomainDataset:
         return split
 
     def _check_groups(self, split: Ints) -> None:
-        """No group on two sides of a split, the given parts of it included."""
+        """Raises an error if images of one group are in two parts."""
         if self.groups is None:
             return
         pairs = np.unique(np.stack([self.groups, split])[:, split != UNASSIGNED], axis=1)
@@ -254,15 +268,15 @@ class DomainDataset:
             )
 
 
-def fold(name: str) -> str:
-    """Spelling that does not matter: case, spaces, dashes, underscores."""
+def normalise_name(name: str) -> str:
+    """Returns the lower-case letters and digits of a name: `Real World` becomes `realworld`."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def _stratified_holdout(
     cells: Ints, fraction: float, generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """The same share of every cell; a cell of one image stays in training."""
+    """Holds out the same share of every cell; a cell of one image stays in training."""
     held = np.zeros(len(cells), dtype=bool)
     for cell in np.unique(cells):
         members = generator.permutation(np.flatnonzero(cells == cell))
@@ -274,7 +288,7 @@ def _stratified_holdout(
 def _group_holdout(
     groups: Ints, fraction: float, generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Whole groups, in random order, until the share is reached; at least one stays in training."""
+    """Holds out whole groups in random order up to the share; at least one group is trained on."""
     names, counts = np.unique(groups, return_counts=True)
     if len(names) < 2:
         raise UserError("a grouped split needs at least two groups in the source domains.")

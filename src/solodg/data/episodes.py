@@ -1,7 +1,7 @@
-"""Episodes: one source domain plays the target, the others the sources, anew at every step.
+"""Episodes: at every step one source domain is the meta-target, the others the meta-sources.
 
-What a step draws is a pure function of the data, the seed and the step's number: a resumed run
-sees what an uninterrupted one would have seen.
+What a step draws depends only on the data, the seed and the number of the step, so a resumed run
+sees the same episodes as an uninterrupted one.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from solodg.types import Episode
 
 
 class EpisodeIndices(NamedTuple):
-    """Positions in the training images."""
+    """The images of an episode, as positions in the training images."""
 
     source: Ints  # context of the meta-source domains
     target: Ints  # context of the meta-target domain, then queries
@@ -64,13 +64,13 @@ class EpisodeSampler:
                         f"Try --context-images {len(cell)}, or add images."
                     )
 
-        shown = {d: set(data.labels[self._members[d]].tolist()) for d in self._members}
-        # What may be asked of a domain: classes that another domain can show.
-        self._askable = {
-            d: np.array(sorted(shown[d] & set().union(*(shown[o] for o in shown if o != d))))
-            for d in shown
+        classes_of = {d: set(data.labels[self._members[d]].tolist()) for d in self._members}
+        # Queries of a domain are of classes that another domain has too.
+        self._query_classes = {
+            d: np.array(sorted(own & set().union(*(classes_of[o] for o in classes_of if o != d))))
+            for d, own in classes_of.items()
         }
-        self._targets = [d for d in sorted(shown) if len(self._askable[d])]
+        self._targets = [d for d in sorted(classes_of) if len(self._query_classes[d])]
         if not self._targets:
             raise UserError(
                 "no two source domains have a class in common, so nothing can be learned across "
@@ -78,6 +78,7 @@ class EpisodeSampler:
             )
 
     def __call__(self, step: int, rank: int = 0) -> EpisodeIndices:
+        """Draws the episode of a step; each process of a distributed run has a `rank`."""
         generator = numpy_generator(self.seed, "episode", step, rank)
         meta_target = self._targets[int(generator.integers(len(self._targets)))]
         context = {
@@ -86,9 +87,10 @@ class EpisodeSampler:
         }
         source = np.concatenate([context[d] for d in sorted(context) if d != meta_target])
         members = self._members[meta_target]
-        members = members[np.isin(self._labels[members], self._askable[meta_target])]
+        classes = self._query_classes[meta_target]
+        members = members[np.isin(self._labels[members], classes)]
         rest = np.setdiff1d(members, context[meta_target])
-        # A domain no larger than its context is asked about its context.
+        # In a domain with no more images than its context, queries are context images.
         pool = rest if len(rest) else members
         queries = _draw(generator, pool, min(self.queries, len(pool)))
         target = np.concatenate([context[meta_target], queries])
@@ -98,8 +100,8 @@ class EpisodeSampler:
 class EpisodeLoader:
     """Reads episodes ahead in threads, so that the model does not wait for images.
 
-    Threads, not processes: decoding and tensor work release the interpreter lock, the cache of
-    decoded images is shared without copies, and nothing is forked or pickled.
+    Threads suffice: decoding and tensor work release the interpreter lock. They share the cache of
+    decoded images without copies, and nothing is forked or pickled.
     """
 
     def __init__(
@@ -109,13 +111,14 @@ class EpisodeLoader:
         self.workers, self.ahead = workers, ahead
 
     def load(self, step: int, rank: int = 0) -> Episode:
+        """Reads the images of one step."""
         drawn = self.sampler(step, rank)
         return Episode(
             self.data.batch(drawn.source), self.data.batch(drawn.target), drawn.num_context
         )
 
     def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]:
-        """The episodes of steps `start` to `stop`, in order."""
+        """Yields the episodes of the steps from `start` up to, not including, `stop`."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="episodes")
         try:
             waiting = deque(

@@ -1,6 +1,6 @@
-"""Own images: `domain/class/*.jpg`, or a CSV manifest with path, label, domain.
+"""The user's own images: folders `domain/class/*.jpg`, or a CSV manifest with path, label, domain.
 
-The folder reader also serves every published dataset that comes in this layout.
+The folder reader also reads every published dataset that comes in this layout.
 """
 
 import csv
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from solodg.data.decode import EXTENSIONS
-from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, Ints, fold
+from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, Ints, normalise_name
 from solodg.data.images import ImageFiles
 from solodg.data.loading import DatasetSpec, Loading
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 
 _COLUMNS = ("path", "label", "domain", "group", "split")
 
@@ -23,11 +23,14 @@ _COLUMNS = ("path", "label", "domain", "group", "split")
 def load_folder(
     root: Path, loading: Loading, *, name: str | None = None, domains: Sequence[str] | None = None
 ) -> DomainDataset:
-    """`domain/class/image`; the classes are those of all domains together, sorted."""
+    """Reads a folder `domain/class/image`. The classes are those of all domains, sorted.
+
+    `domains` are the names of a published dataset; other folders are then ignored.
+    """
     found = sorted(d.name for d in root.iterdir() if d.is_dir() and not d.name.startswith("."))
     if domains is not None:
         found = _published_domains(root, found, domains)
-    spelling = {fold(d): d for d in domains or ()}  # published names over what is on disk
+    spelling = {normalise_name(d): d for d in domains or ()}  # published names over what is on disk
     rows: list[tuple[str, str, str]] = []  # path, class, domain
     for domain in found:
         images = [
@@ -41,7 +44,13 @@ def load_folder(
                 raise UserError(
                     f"{path} lies directly in the domain folder: expected domain/class/image."
                 )
-            rows.append((str(path.relative_to(root)), parts[0], spelling.get(fold(domain), domain)))
+            rows.append(
+                (
+                    str(path.relative_to(root)),
+                    parts[0],
+                    spelling.get(normalise_name(domain), domain),
+                )
+            )
         if not images:
             raise UserError(
                 f"no images in {root / domain}: expected {domain}/<class>/<image> with endings "
@@ -54,7 +63,10 @@ def load_folder(
 
 
 def load_manifest(path: Path, loading: Loading) -> DomainDataset:
-    """A CSV with columns path, label, domain, and optionally group and split (train/val/test)."""
+    """Reads a CSV with columns path, label, domain, and optionally group and split.
+
+    Paths are relative to the file. A split is train, val, test or empty.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,7 +82,7 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
                 )
         for column in header:
             if column not in _COLUMNS:
-                raise unknown(f"column of {path}", column, _COLUMNS)
+                raise unknown_name(f"column of {path}", column, _COLUMNS)
         table = list(reader)
     if not table:
         raise UserError(f"{path} lists no images.")
@@ -111,7 +123,10 @@ def published(
     domains: Sequence[str],
     how_to_get: str,
 ) -> DatasetSpec:
-    """A registry entry for a published dataset in the folder layout."""
+    """Returns a registry entry for a published dataset in the folder layout.
+
+    `folders` are the names that its folder may have below the data folder.
+    """
 
     def find(data_dir: Path) -> str | None:
         return _find_folder(data_dir, folders, domains)
@@ -126,6 +141,7 @@ def published(
 def require_folder(
     title: str, data_dir: Path, folders: Sequence[str], domains: Sequence[str], how_to_get: str
 ) -> Path:
+    """Returns the folder of a published dataset; the error for a missing one says how to get it."""
     found = _find_folder(data_dir, folders, domains)
     if found is None:
         raise UserError(
@@ -136,19 +152,19 @@ def require_folder(
 
 
 def _find_folder(data_dir: Path, folders: Sequence[str], domains: Sequence[str]) -> str | None:
-    wanted = {fold(d) for d in domains}
+    wanted = {normalise_name(d) for d in domains}
     for candidate in (*(data_dir / folder for folder in folders), data_dir):
-        if candidate.is_dir() and wanted <= {fold(d.name) for d in candidate.iterdir()}:
+        if candidate.is_dir() and wanted <= {normalise_name(d.name) for d in candidate.iterdir()}:
             return str(candidate)
     return None
 
 
 def _published_domains(root: Path, found: list[str], domains: Sequence[str]) -> list[str]:
-    by_spelling = {fold(d): d for d in found}
-    missing = [d for d in domains if fold(d) not in by_spelling]
+    by_spelling = {normalise_name(d): d for d in found}
+    missing = [d for d in domains if normalise_name(d) not in by_spelling]
     if missing:
         raise UserError(f"{root} lacks the domain folder(s) {', '.join(missing)}.")
-    return [by_spelling[fold(d)] for d in domains]
+    return [by_spelling[normalise_name(d)] for d in domains]
 
 
 def _from_rows(

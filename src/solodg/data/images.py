@@ -1,7 +1,7 @@
-"""Where pixels come from: arrays in memory, or files decoded once and kept while memory allows.
+"""Sources of pixels: arrays in memory, or files that are decoded once and kept if memory allows.
 
-Pixels are gathered with NumPy: episodes are read in threads, and a torch operation in a second
-thread would start a second team of workers, which fights that of the model for the same cores.
+Pixels are gathered with NumPy. Episodes are read in threads, and a torch operation in a second
+thread would start a second pool of workers, which competes with the model for the same cores.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ from torch import Tensor
 from solodg.data.decode import BadImageError, decode
 
 Indices = Sequence[int] | np.ndarray
-Progress = Callable[[int], None]  # called with how many more are done
 
 
 class Images(Protocol):
@@ -29,21 +28,22 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Indices) -> Tensor:
-        """(B, C, H, W) uint8 pixels, or (B, D + S) ready features."""
+        """Returns the chosen images: (B, C, H, W) uint8 pixels, or (B, D + S) ready features."""
 
     def subset(self, indices: Indices) -> "Images":
-        """Only these images: nothing of the others can be reached through it."""
+        """Returns the chosen images as a sequence from which the others cannot be reached."""
 
     def keys(self) -> list[str]:
-        """A name for every image that changes when the image does."""
+        """Returns a key for every image that changes when the image does."""
 
 
 def digest(content: bytes) -> str:
+    """Returns a short hash of the content."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 class ImageArray:
-    """Images, or ready features, that are in memory already."""
+    """Images or ready features in memory."""
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels  # (N, ...)
@@ -52,23 +52,27 @@ class ImageArray:
         return len(self.pixels)
 
     def take(self, indices: Indices) -> Tensor:
+        """Returns a copy of the chosen images, (B, ...)."""
         return torch.from_numpy(self.pixels.numpy()[np.asarray(indices, dtype=np.int64)])
 
     def subset(self, indices: Indices) -> "ImageArray":
+        """Returns a copy of the chosen images as a sequence of their own."""
         return ImageArray(self.take(indices))
 
     def keys(self) -> list[str]:
+        """Returns a hash of each image."""
         return [digest(row.tobytes()) for row in self.pixels.contiguous().numpy()]
 
 
 class MemoryBudget:
-    """How many bytes of decoded images may be kept, over all who share it."""
+    """A limit for the bytes of decoded images, over all sequences of images that share it."""
 
     def __init__(self, num_bytes: int) -> None:
         self._left = num_bytes
         self._lock = threading.Lock()
 
     def reserve(self, num_bytes: int) -> bool:
+        """Takes bytes from the budget and returns True, or False if too few are left."""
         with self._lock:
             granted = num_bytes <= self._left
             self._left -= num_bytes if granted else 0
@@ -76,7 +80,7 @@ class MemoryBudget:
 
 
 class ImageFiles:
-    """Image files below `root`; threads decode, and what fits the budget is decoded only once."""
+    """Image files below `root`, decoded by threads and kept as far as the budget allows."""
 
     def __init__(
         self, root: Path, paths: Sequence[str], *, channels: int, size: int, budget: MemoryBudget
@@ -89,6 +93,7 @@ class ImageFiles:
         return len(self.paths)
 
     def take(self, indices: Indices) -> Tensor:
+        """Returns the chosen images, (B, channels, size, size) uint8, and decodes the missing."""
         wanted = [int(i) for i in indices]
         missing = [i for i in wanted if i not in self._kept]
         decoded = dict(zip(missing, _decoders().map(self._decode, missing), strict=True))
@@ -99,6 +104,7 @@ class ImageFiles:
         return torch.from_numpy(np.stack([p.numpy() for p in pixels]))
 
     def subset(self, indices: Indices) -> "ImageFiles":
+        """Returns the chosen files, with what is decoded of them."""
         chosen = [int(i) for i in indices]
         part = ImageFiles(
             self.root,
@@ -111,6 +117,7 @@ class ImageFiles:
         return part
 
     def keys(self) -> list[str]:
+        """Returns for each file its path and a hash of its content."""
         contents = _decoders().map(self._content, self.paths)
         return [f"{path}:{content}" for path, content in zip(self.paths, contents, strict=True)]
 
@@ -120,8 +127,11 @@ class ImageFiles:
         except OSError:
             return "unreadable"
 
-    def bad_images(self, progress: Progress) -> dict[int, BadImageError]:
-        """Decode everything once, keeping what fits, and return what cannot be read."""
+    def bad_images(self, count_done: Callable[[int], None]) -> dict[int, BadImageError]:
+        """Decodes every image, keeps what fits the budget, and returns the errors by position.
+
+        `count_done` is called with 1 after each image.
+        """
         bad: dict[int, BadImageError] = {}
 
         def attempt(index: int) -> None:
@@ -129,7 +139,7 @@ class ImageFiles:
                 self._decode(index)
             except BadImageError as error:
                 bad[index] = error
-            progress(1)
+            count_done(1)
 
         list(_decoders().map(attempt, range(len(self))))
         return bad
@@ -143,5 +153,5 @@ class ImageFiles:
 
 @cache
 def _decoders() -> ThreadPoolExecutor:
-    """One pool for the process: decoding releases the interpreter lock."""
+    """Returns the pool of the process. Threads suffice: decoding releases the interpreter lock."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")

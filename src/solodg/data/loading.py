@@ -1,4 +1,4 @@
-"""How a dataset is asked for, and what the registry knows of each."""
+"""How a dataset is loaded, and what the registry knows of each."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DEFAULT_MEMORY_GB = 4.0
 
 @dataclass(frozen=True)
 class Loading:
-    """What the reader needs to know besides the dataset's name."""
+    """What a reader of datasets needs besides the name: place, size of images, seed, limits."""
 
     data_dir: Path
     image_size: int
@@ -28,13 +28,13 @@ class Loading:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """An entry of the registry."""
+    """A dataset in the registry: its domains, how it is loaded, found and obtained."""
 
     name: str
     title: str
     domains: tuple[str, ...]
     load: Callable[[Loading], DomainDataset]
-    find: Callable[[Path], str | None]  # where it lies, or None
+    find: Callable[[Path], str | None]  # data folder -> where the dataset is, or None
     how_to_get: str
     channels: int = 3
     image_size: int = 224
@@ -43,4 +43,5 @@ class DatasetSpec:
 
 
 def default_data_dir() -> Path:
+    """Returns the folder of the datasets: $SOLODG_DATA, or `data` in the working folder."""
     return Path(os.environ.get("SOLODG_DATA", "data"))

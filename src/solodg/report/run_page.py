@@ -25,7 +25,7 @@ from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import FINISHED, REPORT, VERSIONS
 from solodg.runs.metrics_log import METRICS
-from solodg.runs.tables import ROLES
+from solodg.runs.tables import ROLES, metric_row
 from solodg.storage import read_json, read_lines
 
 MOST_CARDS = 48  # on a page: it stays small enough to send
@@ -160,15 +160,11 @@ def _table(run: RunPredictions) -> list[dict[str, Any]]:
     """A row a domain."""
     rows = []
     for part in run.parts:
-        m = part.metrics
         row = {
             "domain": part.domain,
             "role": ROLES[part.role],
             "unseen": part.role == "target",
-            "accuracy": f"{100 * m['accuracy']:.1f}",
-            "nll": f"{m['nll']:.3f}",
-            "ece": f"{100 * m['ece']:.1f}",
-            "images": f"{m['images']:.0f}",
+            **metric_row(part.metrics)._asdict(),
         }
         if part.right_before is not None:
             row["before"] = f"{100 * part.right_before.mean():.1f}"

@@ -1,4 +1,4 @@
-"""Memory that is used at every step should not be given back after every step.
+"""Keeps memory that every step uses, instead of returning it to the system after each step.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes them page
 by page when they are asked for again: for networks on a CPU that can take longer than computing.
@@ -11,7 +11,10 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees. For whole programs: it is a setting of the process."""
+    """Lets this process keep the memory that it frees.
+
+    It is a setting of the whole process: programs may call it, libraries must not.
+    """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none

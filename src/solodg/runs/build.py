@@ -17,7 +17,8 @@ from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.progress import Progress
-from solodg.runs.config import Machine, RunConfig, algorithm_arguments
+from solodg.runs.config import Machine, ResolvedConfig
+from solodg.runs.defaults import algorithm_arguments
 from solodg.runs.feature_cache import FeatureStore, default_cache_dir
 from solodg.runs.fit import Schedule
 from solodg.runs.model_info import ModelInfo
@@ -27,7 +28,7 @@ from solodg.types import Batch
 Say = Callable[[str], None]  # takes a line of text for the user
 
 
-def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunConfig]:
+def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:
     """Returns the source domains of a run, and its configuration with the data's domain names."""
     dataset = load_dataset(config, machine)
     targets = dataset.canonical(config.targets)
@@ -45,7 +46,7 @@ def open_source(config: RunConfig, machine: Machine) -> tuple[SourceData, RunCon
 
 def read_source(
     source: SourceData,
-    config: RunConfig,
+    config: ResolvedConfig,
     progress: Progress,
     say: Say,
     store: FeatureStore | None = None,
@@ -60,7 +61,7 @@ def read_source(
     return source
 
 
-def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
+def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     """Loads the dataset that a configuration names, with all its domains."""
     spec = dataset_spec(config.dataset)
     return spec.load(
@@ -77,7 +78,7 @@ def load_dataset(config: RunConfig, machine: Machine) -> DomainDataset:
 
 
 def without_bad_images(
-    part: LabelledImages, config: RunConfig, progress: Progress, say: Say
+    part: LabelledImages, config: ResolvedConfig, progress: Progress, say: Say
 ) -> LabelledImages:
     """Decodes every image once and returns those that can be read.
 
@@ -105,10 +106,8 @@ def input_batches(part: LabelledImages) -> Iterator[Batch]:
         yield batch._replace(x=to_unit(batch.x))
 
 
-def make_backbone(config: RunConfig) -> Backbone:
+def make_backbone(config: ResolvedConfig) -> Backbone:
     """Builds the backbone with its initial weights, frozen as far as the configuration says."""
-    assert config.image_size is not None
-    assert config.channels is not None
     backbone = build_backbone(
         config.backbone,
         channels=config.channels,
@@ -126,7 +125,7 @@ def make_backbone(config: RunConfig) -> Backbone:
     return backbone
 
 
-def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) -> Algorithm:
+def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     """Builds the algorithm with its initial weights; a frozen backbone gives it features."""
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: torch.nn.Module = backbone
@@ -151,7 +150,7 @@ def ready_features(backbone: Backbone) -> ReadyFeatures:
     return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, len(backbone.readings))
 
 
-def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
+def make_sampler(config: ResolvedConfig, source: SourceData) -> EpisodeSampler:
     """Returns the sampler that draws training episodes from the source domains."""
     return EpisodeSampler(
         source.train,
@@ -163,7 +162,7 @@ def make_sampler(config: RunConfig, source: SourceData) -> EpisodeSampler:
 
 
 def feature_store(
-    config: RunConfig,
+    config: ResolvedConfig,
     machine: Machine,
     backbone: Backbone,
     device: torch.device,
@@ -181,7 +180,7 @@ def with_features(source: SourceData, store: FeatureStore) -> SourceData:
 
 
 def with_pseudo_domains(
-    source: SourceData, images: SourceData, config: RunConfig, store: FeatureStore
+    source: SourceData, images: SourceData, config: ResolvedConfig, store: FeatureStore
 ) -> SourceData:
     """Returns the source data with made domains: at random, or clusters of backbone features.
 
@@ -199,12 +198,8 @@ def with_pseudo_domains(
     )
 
 
-def make_schedule(config: RunConfig) -> Schedule:
+def make_schedule(config: ResolvedConfig) -> Schedule:
     """Returns the training schedule of a configuration."""
-    assert config.steps is not None
-    assert config.learning_rate is not None
-    assert config.backbone_learning_rate is not None
-    assert config.validate_every is not None
     return Schedule(
         steps=config.steps,
         validate_every=config.validate_every,
@@ -212,15 +207,13 @@ def make_schedule(config: RunConfig) -> Schedule:
         backbone_learning_rate=config.backbone_learning_rate,
         weight_decay=config.weight_decay,
         seed=config.seed,
-        cosine=config.decay == "cosine",
+        decay=config.decay or "constant",
         average=config.weight_average,
     )
 
 
-def describe_model(config: RunConfig, source: SourceData) -> ModelInfo:
+def describe_model(config: ResolvedConfig, source: SourceData) -> ModelInfo:
     """Returns the description of the model that a configuration trains, for `model.json`."""
-    assert config.image_size is not None
-    assert config.channels is not None
     return ModelInfo(
         algorithm=config.algorithm,
         variant=config.variant,

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.models.backbones import build_backbone
-from solodg.runs.model_info import FORMAT, ModelInfo
+from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
@@ -53,24 +53,22 @@ def load_info(folder: Path) -> ModelInfo:
         )
     raw = read_json(path)
     found = raw.get("format") if isinstance(raw, dict) else None
-    if found != FORMAT:
+    if found != MODEL_FORMAT:
         raise UserError(
-            f"{path} is of format {found!r}; this version reads {FORMAT!r}. Train again, or "
+            f"{path} is of format {found!r}; this version reads {MODEL_FORMAT!r}. Train again, or "
             "install the version of solodg that wrote it."
         )
     try:
         return ModelInfo.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path} is damaged: {where}: {first['msg']}.") from error
+        raise validation_error(f"{path} is damaged", error) from error
 
 
 def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
     """Loads the model of a run folder in eval mode, with its description."""
     info = load_info(folder)
     if info.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", info.algorithm, ALGORITHMS)
+        raise unknown_name("algorithm", info.algorithm, ALGORITHMS)
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "

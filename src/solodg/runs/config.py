@@ -1,30 +1,23 @@
-"""What defines a run, and where it runs: validated once, at the edge."""
+"""What defines a run, and where it runs: every option declared once, with its help text.
 
-import inspect
+The command line (`solodg.cli.options`) and the validation of plans are derived from these classes.
+This module needs no torch, so that `solodg --help` is quick. `solodg.runs.defaults` turns a
+`RunConfig`, whose choices may be open, into a `ResolvedConfig`.
+"""
+
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-from solodg.algorithms import ALGORITHMS
-from solodg.data import DatasetSpec, dataset_spec, default_data_dir
-from solodg.data.loading import DEFAULT_MEMORY_GB
-from solodg.errors import UserError, unknown
-from solodg.models.image_norm import ImageNorm
+Decay = Literal["cosine", "constant", "step"]
 
-# Values that turn off what a recipe would turn on, and mean the same as nothing without one.
-SAYS_NO: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
+# Values that turn off what a recipe of an algorithm would turn on. Without a recipe they mean the
+# same as None.
+OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
 PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's recipe taken at its word. It starts from pretrained weights only: see
-    # docs/method.md for what the defaults do differently, and why.
+    # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
+    # works from pretrained weights only: docs/method.md says what the defaults change, and why.
     "literal": {
         "variant": "literal",
         "steps": 10_000,
@@ -33,63 +26,170 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
         "backbone_learning_rate": 5e-5,
         "weight_decay": 5e-4,
-        **SAYS_NO,
+        **OFF_VALUES,
+        "decay": "step",
     },
 }
 
 
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    flag: str | None = None,
+    shown_default: str | None = None,
+    metavar: str | None = None,
+    **limits: Any,
+) -> Any:
+    """Declares a field that is also an option of the command line.
+
+    `flag` is the spelling of the option where it is not --NAME of the field. `shown_default` says
+    in words what happens where the option is not given. `metavar` names the kind of value where
+    the type of the field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
+    """
+    extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
+    return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
+
+
 class RunConfig(BaseModel):
-    """What defines the result of a run. `None` means: chosen by `resolve`."""
+    """What defines the result of a run, as the user gives it. None: `resolve` chooses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str
-    targets: tuple[str, ...] = ()
-    exclude: tuple[str, ...] | None = None  # domains that are neither trained on nor scored
-    algorithm: str = "solo"
-    variant: str = "default"
-    arguments: dict[str, Any] = Field(default_factory=dict)  # of the algorithm, over the variant's
+    dataset: str = option(
+        ...,
+        "A name from [bold]solodg datasets[/bold], a folder domain/class/image, or a "
+        "CSV manifest with columns path, label, domain (and group, split).",
+    )
+    targets: tuple[str, ...] = option(
+        (),
+        "Domain to leave out; repeat for several. Training never sees it.",
+        flag="--target",
+    )
+    exclude: tuple[str, ...] | None = option(
+        None, "Domain that is neither trained on nor scored; repeat for several."
+    )
+    algorithm: str = option(
+        "solo",
+        "solo_plus, solo (the paper's method), erm, or another one from the documentation.",
+        shown_default="solo_plus; solo with its presets and variants",
+    )
+    variant: str = option(
+        "default",
+        "Of solo_plus: no-frame, no-film, no-swap, no-domain-supervision. Of solo: "
+        "invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal.",
+        shown_default="the whole method",
+    )
+    arguments: dict[str, Any] = option(
+        {}, "Argument of the algorithm, NAME=VALUE; repeat for several.", flag="--set"
+    )
 
-    backbone: str = "resnet18"
-    pretrained: bool = False
-    weights: str | None = None
-    freeze_backbone: bool = False
-    train_stages: PositiveInt | None = None  # the last ones of the backbone; None: all
-    freeze_norm: bool | None = None
-    image_norm: ImageNorm = None  # source pixels, one number or several, 0: off; image_norm.py
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] | None = None
+    backbone: str = option("resnet18", "Any timm model, alexnet, or small_cnn.")
+    pretrained: bool = option(False, "Fetch the backbone's published weights.")
+    weights: str | None = option(None, "Backbone weights from a safetensors file.", metavar="FILE")
+    freeze_backbone: bool = option(
+        False, "Compute features once (no augmentation), train the rest."
+    )
+    train_stages: PositiveInt | None = option(
+        None, "Fine-tune only the last N stages of the backbone.", shown_default="all"
+    )
+    freeze_norm: bool | None = option(
+        None,
+        "Keep the BatchNorm statistics of the weights, or update them in training.",
+        flag="--freeze-norm/--train-norm",
+        shown_default="frozen when weights are given",
+    )
+    image_norm: float | tuple[float, ...] | None = option(
+        None,
+        "Mix the image's own statistics into every BatchNorm; the source's count as this "
+        "many pixels, e.g. 300; 0: do not. Several, e.g. 0,3000,300, are as many readings of "
+        "an image, whose features are averaged.",
+        shown_default="as the algorithm's recipe has it",
+    )
+    image_size: PositiveInt | None = option(
+        None, "Pixels a side.", shown_default="that of the dataset"
+    )
+    channels: Literal[1, 3] | None = option(
+        None,
+        "1 (grey) or 3 (colour).",
+        shown_default="3 when weights are given, else that of the dataset",
+    )
 
-    steps: PositiveInt | None = None
-    batch_size: PositiveInt = 32
-    context_images: PositiveInt = 4
-    learning_rate: float | None = Field(default=None, gt=0)
-    backbone_learning_rate: float | None = Field(default=None, gt=0)
-    weight_decay: float = Field(default=5e-4, ge=0)
-    label_smoothing: float | None = Field(default=None, ge=0, lt=1)
-    weight_average: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average
-    decay: Literal["cosine", "constant"] | None = None  # of the learning rates; cosine: to zero
-    score_on: Literal["validation"] | None = None  # images of the target; None: test images
-    select: Literal["leave-one-out"] | None = None  # of the step; None: by source validation
-    validate_every: PositiveInt | None = None
-    centre_images: PositiveInt = 50
-    augment: bool = True
+    steps: PositiveInt | None = option(
+        None, "Training steps.", shown_default="2000; 600 with a frozen backbone"
+    )
+    batch_size: PositiveInt = option(32, "Queries of the meta-target a step.")
+    context_images: PositiveInt = option(4, "Context images per class and domain a step.")
+    learning_rate: float | None = option(
+        None,
+        "Learning rate of all but the backbone.",
+        shown_default="0.0001 when fine-tuning given weights, else 0.001",
+        gt=0,
+    )
+    backbone_learning_rate: float | None = option(
+        None,
+        "Learning rate of the backbone.",
+        shown_default="0.00005 when weights are given, else 0.001",
+        gt=0,
+    )
+    weight_decay: float = option(5e-4, "Weight decay of Adam.", ge=0)
+    label_smoothing: float | None = option(
+        None,
+        "Share of every label that is spread over all classes; 0: none.",
+        shown_default="0.1 from random weights",
+        ge=0,
+        lt=1,
+    )
+    weight_average: float | None = option(
+        None, "Validate and keep a moving average of the weights, e.g. 0.99.", gt=0, lt=1
+    )
+    decay: Decay | None = option(
+        None,
+        "How the learning rates fall: cosine (to zero), step (to a tenth after 60% of the steps, "
+        "as in the authors' code), or constant.",
+        shown_default="cosine from random weights",
+    )
+    # Which images of the target are scored; None: test images. For plans alone, so that methods
+    # can be compared without looking at a test image.
+    score_on: Literal["validation"] | None = None
+    select: Literal["leave-one-out"] | None = option(
+        None,
+        "leave-one-out: choose the number of steps by leaving each source domain out in "
+        "turn, which costs as many more trainings.",
+        shown_default="by source validation",
+    )
+    validate_every: PositiveInt | None = option(
+        None, "Steps between validations.", shown_default="a fifth of the steps, at most 200"
+    )
+    centre_images: PositiveInt = option(
+        50, "Training images per class and domain for the stored class centres."
+    )
+    augment: bool = option(True, "Training augmentation.", flag="--augment/--no-augment")
 
-    val_fraction: float = Field(default=0.2, gt=0, lt=1)
-    train_images: PositiveInt | None = None
-    pseudo_domains: Literal["random", "clusters"] | None = None
-    num_pseudo_domains: int = Field(default=3, ge=2)
-    skip_bad_images: bool = False
-    seed: int = Field(default=0, ge=0)
+    val_fraction: float = option(
+        0.2, "Share of source images held out where the dataset gives no split.", gt=0, lt=1
+    )
+    train_images: PositiveInt | None = option(
+        None, "Training images of rotated datasets, per angle.", shown_default="the paper's number"
+    )
+    pseudo_domains: Literal["random", "clusters"] | None = option(
+        None, "Make source domains: random, or clusters (of features)."
+    )
+    num_pseudo_domains: int = option(3, "How many source domains to make.", ge=2)
+    skip_bad_images: bool = option(False, "Leave out images that cannot be read, and say how many.")
+    seed: int = option(0, "The same seed gives the same numbers.", ge=0)
 
-    devices: str = "1"  # each draws its own episodes, so their number is part of the result
-    num_nodes: PositiveInt = 1
-    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    # Each device draws its own episodes, so their number is part of the result.
+    devices: str = option("1", "How many devices, or which: 2, 0,1, auto.")
+    num_nodes: PositiveInt = option(1, "How many machines.")
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = option(
+        "32-true", "32-true, 16-mixed or bf16-mixed."
+    )
 
     @field_validator("image_norm", mode="before")
     @classmethod
     def _as_numbers(cls, value: Any) -> Any:
-        """`300`, or several as a list or as "0,3000,300"."""
+        """Reads `300`, a list of numbers, or several in one string: "0,3000,300"."""
         several = value.split(",") if isinstance(value, str) else value
         if not isinstance(several, list | tuple):
             return value
@@ -97,7 +197,9 @@ class RunConfig(BaseModel):
 
     @field_validator("image_norm")
     @classmethod
-    def _as_readings(cls, value: ImageNorm) -> ImageNorm:
+    def _check_source_pixels(
+        cls, value: float | tuple[float, ...] | None
+    ) -> float | tuple[float, ...] | None:
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("source pixels are 0 or more, each number once")
@@ -105,133 +207,59 @@ class RunConfig(BaseModel):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Domains that training does not see."""
+        """Returns the domains that training does not see."""
         return self.targets + (self.exclude or ())
 
     @property
     def starts_from_weights(self) -> bool:
+        """Says whether the backbone starts from given or published weights."""
         return self.pretrained or self.weights is not None
 
 
-class Machine(BaseModel):
-    """Where a run happens; none of it changes what the run is."""
+class ResolvedConfig(RunConfig):
+    """What defines the result of a run, with every choice made that a run needs.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    `solodg.runs.defaults.resolve` makes it, and a run folder holds it as `config.json`.
+    """
 
-    data_dir: Path = Field(default_factory=default_data_dir)
-    cache_dir: Path | None = None
-    download: bool = False
-    workers: PositiveInt = 2
-    memory_gb: float = Field(default=DEFAULT_MEMORY_GB, gt=0)
-    accelerator: str = "auto"
-    strategy: str = "auto"
-
-
-def build(kind: type[BaseModel], values: dict[str, Any]) -> Any:
-    """A validated model, or one clear line on the first value that does not fit."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise UserError(f"--{name} {first['input']!r}: {first['msg'].lower()}.") from error
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with every open choice made, checked against the registries."""
-    spec = dataset_spec(config.dataset)
-    config = _with_recipe(config)
-    given = set(config.arguments)
-    arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
-    # A head on fixed features has learned what it can long before a whole network has.
-    steps = config.steps or (600 if config.freeze_backbone else 2_000)
-    values = {
-        "arguments": arguments,
-        "steps": steps,
-        "image_size": config.image_size or spec.image_size,
-        "channels": config.channels or _channels(config, spec),
-        "freeze_norm": config.starts_from_weights
-        if config.freeze_norm is None
-        else config.freeze_norm,
-        "learning_rate": config.learning_rate or _learning_rate(config),
-        "backbone_learning_rate": config.backbone_learning_rate
-        or (5e-5 if config.starts_from_weights else 1e-3),
-        "validate_every": config.validate_every or max(1, min(200, steps // 5)),
-        "targets": config.targets or spec.default_targets,
-    }
-    if config.train_images and not spec.takes_train_images:
-        raise UserError(f"--train-images is for rotated datasets; {spec.name} is used whole.")
-    if config.pretrained and config.weights:
-        raise UserError("--pretrained and --weights exclude each other: give one of them.")
-    if config.freeze_backbone and config.train_stages:
-        raise UserError("--freeze-backbone and --train-stages exclude each other: give one.")
-    asked = config.freeze_norm is False and _recipe(config).get("freeze_norm") is not False
-    if config.train_stages and (not config.starts_from_weights or asked):
-        raise UserError(
-            "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
-            "FILE, and no --train-norm."
-        )
-    if config.freeze_backbone and not config.starts_from_weights:
-        raise UserError(
-            "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
-        )
-    return config.model_copy(update=values)
-
-
-def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
-    """The variant's arguments with those given by hand over them, checked by name."""
-    if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
-    kind = ALGORITHMS[config.algorithm]
-    if config.variant not in kind.variants:
-        raise unknown(f"variant of {config.algorithm}", config.variant, kind.variants)
-    known = get_type_hints(kind.__init__, include_extras=True)
-    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
-    checked = {}
-    for name, value in config.arguments.items():
-        if name not in names:
-            raise unknown(f"argument of {config.algorithm}", name, names)
-        try:
-            checked[name] = TypeAdapter(known[name]).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise UserError(f"--set {name}={value}: {reason}.") from error
-    return kind.variants[config.variant] | checked
+    freeze_norm: bool
+    image_size: PositiveInt
+    channels: Literal[1, 3]
+    steps: PositiveInt
+    learning_rate: float = Field(gt=0)
+    backbone_learning_rate: float = Field(gt=0)
+    validate_every: PositiveInt
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
-    """The configuration without paths of a machine."""
+    """Returns the configuration as JSON values, with names of files in place of their paths."""
     values = config.model_dump(mode="json")
     for name in ("dataset", "weights"):
         values[name] = Path(values[name]).name if values[name] else values[name]
     return values
 
 
-def _channels(config: RunConfig, spec: DatasetSpec) -> int:
-    """Published weights are for three channels; otherwise what the images have."""
-    return 3 if config.starts_from_weights else spec.channels
+def _default_data_dir() -> Path:
+    from solodg.data.loading import default_data_dir  # late: it imports torch
+
+    return default_data_dir()
 
 
-def _recipe(config: RunConfig) -> dict[str, Any]:
-    if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
-    start = "pretrained" if config.starts_from_weights else "random"
-    return ALGORITHMS[config.algorithm].recipes[start]
+class Machine(BaseModel):
+    """Where a run happens. None of it changes the result of the run."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-def _with_recipe(config: RunConfig) -> RunConfig:
-    """Where the user said nothing, what the algorithm wants; a variant may say otherwise."""
-    from solodg.models.networks import has_batch_norm  # late: it imports all of timm
-
-    recipe = _recipe(config)
-    said = ALGORITHMS[config.algorithm].variants.get(config.variant, {})
-    arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in said}
-    values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
-    if "image_norm" in values and not has_batch_norm(config.backbone):
-        del values["image_norm"]  # other norms are the image's own already
-    return config.model_copy(update=values | {"arguments": arguments | config.arguments})
-
-
-def _learning_rate(config: RunConfig) -> float:
-    """Fine-tuning is gentle; what starts from nothing, or sits on fixed features, is not."""
-    return 1e-4 if config.starts_from_weights and not config.freeze_backbone else 1e-3
+    data_dir: Path = Field(
+        default_factory=_default_data_dir,
+        description="Folder that holds the datasets.",
+        json_schema_extra={"shown_default": "$SOLODG_DATA or data"},
+    )
+    cache_dir: Path | None = option(
+        None, "Folder for features of frozen backbones.", shown_default="~/.cache/solodg"
+    )
+    download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
+    workers: PositiveInt = option(2, "Threads that read episodes ahead.")
+    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
+    accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
+    strategy: str = option("auto", "How devices work together: auto, ddp, ...")

@@ -7,12 +7,12 @@ import torch
 from lightning_fabric import Fabric
 
 from solodg.errors import UserError
-from solodg.runs.config import Machine, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig
 
 Result = TypeVar("Result")
 
 
-def launch(config: RunConfig, machine: Machine) -> Fabric:
+def launch(config: ResolvedConfig, machine: Machine) -> Fabric:
     """Starts the processes of a training, one for each device, and returns their Fabric."""
     number = config.devices.lstrip("-").isdigit()
     devices: Any = int(config.devices) if number else config.devices

@@ -13,7 +13,7 @@ from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress
 from solodg.runs import checkpoint
 from solodg.runs.build import Say, input_batches
-from solodg.runs.config import Machine, RunConfig, portable
+from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
     FINISHED,
@@ -90,7 +90,7 @@ def evaluate_run(
     return records
 
 
-def _common_fields(folder: Path, config: RunConfig, data: DomainDataset) -> dict[str, Any]:
+def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) -> dict[str, Any]:
     """Returns the fields that all records of a run share, however it is scored."""
     return {
         "dataset": data.name,
@@ -169,7 +169,7 @@ def _training_time(folder: Path) -> dict[str, float]:
     return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
 
 
-def protocol(dataset: DomainDataset, config: RunConfig) -> str:
+def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
     """Returns the name of how the data was divided, with share and seed of a random split."""
     if config.score_on:
         return f"{dataset.protocol}, targets scored on {config.score_on} images"

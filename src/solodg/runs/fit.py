@@ -20,6 +20,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
+from solodg.runs.config import Decay
 from solodg.runs.training_state import TrainingState
 from solodg.seeding import derive, torch_generator
 from solodg.types import Batch, Episode
@@ -44,7 +45,7 @@ class Schedule:
     backbone_learning_rate: float
     weight_decay: float
     seed: int
-    cosine: bool = False  # learning rates fall to zero along half a cosine
+    decay: Decay = "constant"  # of the learning rates
     average: float | None = None  # what is validated and kept is a moving average of the weights
     stop: int | None = None  # before the last step, the schedule being that of all steps
 
@@ -54,8 +55,14 @@ class Schedule:
         return self.stop or self.steps
 
     def factor(self, step: int) -> float:
-        """Returns what the learning rates are multiplied by at a step; the first step is 1."""
-        return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps)) if self.cosine else 1.0
+        """Returns the factor of the learning rates at a step, the first being step 1.
+
+        `cosine` falls to zero along half a cosine; `step` falls to a tenth after 60% of the steps,
+        as in the code of the paper's authors.
+        """
+        if self.decay == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.steps))
+        return 0.1 if self.decay == "step" and step > 0.6 * self.steps else 1.0
 
     def validates_at(self, step: int) -> bool:
         """Whether the model is validated after a step; it always is after the last one."""

@@ -1,4 +1,4 @@
-"""The folder of a run: which files it holds, and whose it is."""
+"""The folder of a run: the files it holds, and which run it belongs to."""
 
 import importlib.metadata
 import os
@@ -9,19 +9,23 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 
-from solodg.runs.config import Machine, RunConfig, portable
-from solodg.errors import UserError
+from solodg.errors import UserError, validation_error
+from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.storage import read_json, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
-Settings = TypeVar("Settings", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 _PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
 
 
-def is_finished(folder: Path, config: RunConfig, *, resume: bool) -> bool:
-    """Whether the run is done already; an error if the folder holds something else."""
+def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
+    """Says whether the run is done already.
+
+    Raises an error if the folder holds a run and `resume` is false, or if that run has another
+    configuration.
+    """
     if not (folder / CONFIG).is_file():
         return False
     if not resume:
@@ -41,34 +45,38 @@ def is_finished(folder: Path, config: RunConfig, *, resume: bool) -> bool:
     return (folder / FINISHED).is_file()
 
 
-def read_config(folder: Path) -> RunConfig:
-    return _read(folder / CONFIG, RunConfig)
+def read_config(folder: Path) -> ResolvedConfig:
+    """Reads the configuration of the run in `folder`."""
+    return _read(folder / CONFIG, ResolvedConfig)
 
 
 def read_machine(folder: Path) -> Machine:
+    """Reads where the run in `folder` was trained."""
     return _read(folder / MACHINE, Machine)
 
 
 def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
-    """Where the run happened, but for data that has moved; None: nothing has."""
+    """Returns the machine of the run with `data_dir` as its data folder.
+
+    Returns None where `data_dir` is None, or where the folder does not say where it was trained.
+    """
     if data_dir is None or not (folder / MACHINE).is_file():
         return None
     return read_machine(folder).model_copy(update={"data_dir": data_dir})
 
 
-def _read(path: Path, kind: type[Settings]) -> Settings:
+def _read(path: Path, kind: type[Model]) -> Model:
     try:
         return kind.model_validate(read_json(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{path} does not fit this version of solodg: {where}: {first['msg'].lower()}."
-        ) from error
+        raise validation_error(f"{path} does not fit this version of solodg", error) from error
 
 
-def claim(folder: Path, config: RunConfig, machine: Machine, fingerprint: str) -> None:
-    """Write what the run is. From now on the folder is this run's."""
+def claim(folder: Path, config: ResolvedConfig, machine: Machine, fingerprint: str) -> None:
+    """Writes the configuration of the run. From now on the folder belongs to this run.
+
+    `fingerprint` is that of the source images.
+    """
     write_json(folder / VERSIONS, versions())
     write_json(folder / SOURCE, {"fingerprint": fingerprint})
     write_json(folder / MACHINE, machine.model_dump(mode="json"))
@@ -76,12 +84,13 @@ def claim(folder: Path, config: RunConfig, machine: Machine, fingerprint: str) -
 
 
 def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that a result depends on."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return found | {"python": platform.python_version()}
 
 
 def machine_kind(device: torch.device) -> dict[str, Any]:
-    """What a number may depend on besides the versions; no name of a machine."""
+    """Returns what a number may depend on besides the versions. It never names the machine."""
     on_gpu = device.type == "cuda"
     return {
         "kind": platform.machine(),

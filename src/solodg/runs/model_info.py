@@ -1,18 +1,18 @@
-"""What a trained model is, but for its weights: the same in a run folder and in an ONNX file."""
+"""The description of a trained model: the same in a run folder and in an ONNX file."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-FORMAT = "solodg-model-2"
+MODEL_FORMAT = "solodg-model-2"
 
 
 class ModelInfo(BaseModel):
-    """All about a model but its weights."""
+    """Everything that is needed to rebuild a trained model, except for its weights."""
 
     model_config = ConfigDict(extra="forbid")
 
-    format: str = FORMAT
+    format: str = MODEL_FORMAT
     algorithm: str
     variant: str
     arguments: dict[str, Any]  # of the algorithm

@@ -23,7 +23,7 @@ from solodg.runs.build import (
     with_features,
     without_bad_images,
 )
-from solodg.runs.config import Machine, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.folder import SOURCE, read_config
 from solodg.runs.model_info import ModelInfo
@@ -41,7 +41,7 @@ class ScoredPart(NamedTuple):
 class ScoredData(NamedTuple):
     """What a run is scored on, with the algorithm that reads it."""
 
-    config: RunConfig
+    config: ResolvedConfig
     dataset: DomainDataset
     parts: list[ScoredPart]
     algorithm: Algorithm  # of the loaded model, or a copy of it that reads stored features
@@ -91,7 +91,7 @@ def reading_features(algorithm: Algorithm) -> Algorithm:
 
 def _scored_parts(
     dataset: DomainDataset,
-    config: RunConfig,
+    config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
     progress: Progress,
@@ -122,7 +122,7 @@ def _scored_parts(
 
 def _held_out(
     source: SourceData,
-    config: RunConfig,
+    config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
     read: Callable[[LabelledImages], LabelledImages],
@@ -159,7 +159,9 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _with_overrides(config: RunConfig, dataset: str | None, skip_bad_images: bool) -> RunConfig:
+def _with_overrides(
+    config: ResolvedConfig, dataset: str | None, skip_bad_images: bool
+) -> ResolvedConfig:
     values: dict[str, Any] = {"dataset": dataset} if dataset else {}
     if skip_bad_images:
         values["skip_bad_images"] = True

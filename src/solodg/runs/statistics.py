@@ -18,14 +18,16 @@ class MeanInterval(NamedTuple):
 
     @property
     def low(self) -> float:
+        """Returns the lower end of the interval."""
         return self.mean - (self.half or 0.0)
 
     @property
     def high(self) -> float:
+        """Returns the upper end of the interval."""
         return self.mean + (self.half or 0.0)
 
     def text(self, digits: int = 1) -> str:
-        """`70.2 ± 2.6`"""
+        """Formats the mean with the half width of its interval, e.g. `70.2 ± 2.6`."""
         text = f"{self.mean:.{digits}f}"
         return text if self.half is None else f"{text} ± {self.half:.{digits}f}"
 

@@ -17,7 +17,7 @@ from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
 from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
-from solodg.errors import UserError, unknown
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.metrics import Predictions
 from solodg.seeding import numpy_generator
 
@@ -45,7 +45,7 @@ class Stream(BaseModel):
 def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns all arguments of an adapter: those given, checked, and defaults for the rest."""
     if name not in ADAPTERS:
-        raise unknown("adapter", name, ADAPTERS)
+        raise unknown_name("adapter", name, ADAPTERS)
     parameters = inspect.signature(ADAPTERS[name]).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.name != "algorithm"}
     hints = get_type_hints(ADAPTERS[name].__init__, include_extras=True)
@@ -54,12 +54,12 @@ def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if argument not in defaults:
             if not defaults:
                 raise UserError(f"adapter {name} takes no {argument!r}, nor any other argument.")
-            raise unknown(f"argument of {name}", argument, defaults)
+            raise unknown_name(f"argument of {name}", argument, defaults)
         try:
             values[argument] = TypeAdapter(hints[argument]).validate_python(value)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise UserError(f"{name}: {argument}={value}: {reason}.") from error
+            what = f"{name}: {argument}={value}"
+            raise validation_error(what, error, fields=False) from error
     return values
 
 

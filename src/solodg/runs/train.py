@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages, SourceData
-from solodg.data.domains import fold
+from solodg.data.domains import normalise_name
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
@@ -36,7 +36,8 @@ from solodg.runs.build import (
     with_features,
     with_pseudo_domains,
 )
-from solodg.runs.config import Machine, RunConfig, resolve
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
+from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
 from solodg.runs.fit import Schedule, Transform, fit, start
 from solodg.runs.folder import FINISHED, claim, is_finished
@@ -65,12 +66,12 @@ def train_run(
 
     With `resume` it continues a run that was killed, and does nothing where the run is finished.
     """
-    config = resolve(config)
-    fabric = launch(config, machine)
+    resolved = resolve(config)
+    fabric = launch(resolved, machine)
     if not fabric.is_global_zero:
         progress, say = NoProgress(), lambda text: None
     progress = progress or NoProgress()
-    source, config = open_source(config, machine)
+    source, config = open_source(resolved, machine)
     if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
         say(f"{folder} is finished already: nothing to do.")
         return folder
@@ -121,7 +122,7 @@ class _Setup:
     def __init__(
         self,
         fabric: Fabric,
-        config: RunConfig,
+        config: ResolvedConfig,
         machine: Machine,
         backbone: Backbone,
         clock: "_Clock",
@@ -245,7 +246,7 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
     fabric = setup.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
-        own = folder / fold(name)
+        own = folder / normalise_name(name)
         if not on_first(fabric, (own / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, own, save_model=False)

@@ -1,0 +1,112 @@
+"""The choices that a configuration leaves open, made: by recipe, by dataset and by algorithm."""
+
+import inspect
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from solodg.algorithms import ALGORITHMS
+from solodg.data import DatasetSpec, dataset_spec
+from solodg.errors import UserError, unknown_name, validation_error
+from solodg.runs.config import ResolvedConfig, RunConfig
+
+
+def resolve(config: RunConfig) -> ResolvedConfig:
+    """Returns the configuration with every open choice made, checked against the registries."""
+    if isinstance(config, ResolvedConfig):
+        return config
+    spec = dataset_spec(config.dataset)
+    config = _with_recipe(config)
+    _check(config, spec)
+    given = set(config.arguments)
+    arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
+    # A head on fixed features has learned what it can long before a whole network has.
+    steps = config.steps or (600 if config.freeze_backbone else 2_000)
+    frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
+    values = {
+        "arguments": arguments,
+        "steps": steps,
+        "image_size": config.image_size or spec.image_size,
+        "channels": config.channels or _channels(config, spec),
+        "freeze_norm": frozen_norm,
+        "learning_rate": config.learning_rate or _learning_rate(config),
+        "backbone_learning_rate": config.backbone_learning_rate
+        or (5e-5 if config.starts_from_weights else 1e-3),
+        "validate_every": config.validate_every or max(1, min(200, steps // 5)),
+        "targets": config.targets or spec.default_targets,
+    }
+    # All values are valid already. Validating them again could turn an integer of a recipe into a
+    # float, and so change the key of a run.
+    return ResolvedConfig.model_construct(**dict(config) | values)
+
+
+def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
+    """Returns the arguments of the variant, with those given by hand over them, all checked."""
+    if config.algorithm not in ALGORITHMS:
+        raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
+    kind = ALGORITHMS[config.algorithm]
+    if config.variant not in kind.variants:
+        raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
+    types = get_type_hints(kind.__init__, include_extras=True)
+    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
+    checked = {}
+    for name, value in config.arguments.items():
+        if name not in names:
+            raise unknown_name(f"argument of {config.algorithm}", name, names)
+        try:
+            checked[name] = TypeAdapter(types[name]).validate_python(value)
+        except ValidationError as error:
+            raise validation_error(f"--set {name}={value}", error, fields=False) from error
+    return kind.variants[config.variant] | checked
+
+
+def _check(config: RunConfig, spec: DatasetSpec) -> None:
+    """Raises an error for options that exclude each other or that need another one."""
+    if config.train_images and not spec.takes_train_images:
+        raise UserError(f"--train-images is for rotated datasets; {spec.name} is used whole.")
+    if config.pretrained and config.weights:
+        raise UserError("--pretrained and --weights exclude each other: give one of them.")
+    if config.freeze_backbone and config.train_stages:
+        raise UserError("--freeze-backbone and --train-stages exclude each other: give one.")
+    by_recipe = _recipe(config).get("freeze_norm") is False
+    trains_norm = config.freeze_norm is False and not by_recipe
+    if config.train_stages and (not config.starts_from_weights or trains_norm):
+        raise UserError(
+            "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
+            "FILE, and no --train-norm."
+        )
+    if config.freeze_backbone and not config.starts_from_weights:
+        raise UserError(
+            "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
+        )
+
+
+def _channels(config: RunConfig, spec: DatasetSpec) -> int:
+    """Returns 3 for given weights, which expect colour, else the channels of the dataset."""
+    return 3 if config.starts_from_weights else spec.channels
+
+
+def _recipe(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings that the algorithm prefers for this start of the backbone."""
+    if config.algorithm not in ALGORITHMS:
+        raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
+    start = "pretrained" if config.starts_from_weights else "random"
+    return ALGORITHMS[config.algorithm].recipes[start]
+
+
+def _with_recipe(config: RunConfig) -> RunConfig:
+    """Fills open choices from the algorithm's recipe; arguments of the variant go over it."""
+    from solodg.models.networks import has_batch_norm  # late: it imports all of timm
+
+    recipe = _recipe(config)
+    of_variant = ALGORITHMS[config.algorithm].variants.get(config.variant, {})
+    arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in of_variant}
+    values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
+    if "image_norm" in values and not has_batch_norm(config.backbone):
+        del values["image_norm"]  # other norms use the image's own statistics already
+    return config.model_copy(update=values | {"arguments": arguments | config.arguments})
+
+
+def _learning_rate(config: RunConfig) -> float:
+    """Returns a low rate for fine-tuning, a higher one for what starts from random weights."""
+    return 1e-4 if config.starts_from_weights and not config.freeze_backbone else 1e-3

@@ -1,0 +1,101 @@
+"""Options of the command line: derived from the configuration, which declares each of them once."""
+
+import inspect
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+
+from solodg.cli import app
+from solodg.cli.bench import bench
+from solodg.cli.config_options import options_of, validated
+from solodg.cli.train import train
+from solodg.errors import UserError
+from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.runs.defaults import resolve
+
+
+def declaration(parameter: inspect.Parameter) -> tuple[object, typer.models.OptionInfo]:
+    kind, info = get_args(parameter.annotation)
+    return kind, info
+
+
+def test_every_field_is_an_option_of_train_except_what_only_plans_set() -> None:
+    options = set(inspect.signature(train).parameters)
+    fields = set(RunConfig.model_fields) | set(Machine.model_fields)
+    assert fields - options == {"score_on"}
+    assert options - fields == {"output", "preset", "resume"}
+
+
+def test_bench_shares_options_of_the_machine_with_train() -> None:
+    own, others = inspect.signature(bench).parameters, inspect.signature(train).parameters
+    shared = {"data_dir", "cache_dir", "download", "accelerator"}
+    assert shared <= own.keys()
+    for name in shared:
+        assert declaration(own[name])[1].help == declaration(others[name])[1].help
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "flags"),
+    [
+        ("targets", list[str] | None, ["--target"]),
+        ("arguments", list[str] | None, ["--set"]),
+        ("freeze_norm", bool | None, ["--freeze-norm", "--train-norm"]),
+        ("pretrained", bool | None, ["--pretrained"]),
+        ("channels", int | None, ["--channels"]),
+        ("decay", str | None, ["--decay"]),
+        ("image_norm", str | None, ["--image-norm"]),
+        ("backbone_learning_rate", float | None, ["--backbone-learning-rate"]),
+    ],
+)
+def test_an_option_has_the_type_and_the_spelling_of_its_field(name, kind, flags) -> None:
+    (parameter,) = options_of(RunConfig, name)
+    assert declaration(parameter)[0] == kind
+    command = typer.main.get_command(app).commands["train"]
+    (option,) = (p for p in command.params if p.name == name)
+    assert [*option.opts, *option.secondary_opts] == flags
+    assert option.default is None
+
+
+def test_help_ends_with_the_default_of_the_field() -> None:
+    options = {p.name: declaration(p)[1].help for p in options_of(RunConfig)[1:]}
+    assert options["batch_size"].endswith("default: 32[/dim]")
+    assert options["seed"].endswith("default: 0[/dim]")
+    assert options["steps"].endswith("default: 2000; 600 with a frozen backbone[/dim]")
+    assert "default" not in options["pretrained"]
+
+
+def test_options_that_were_not_given_take_their_defaults() -> None:
+    machine = validated(Machine, {"workers": 3, "download": None, "steps": 7, "cache_dir": None})
+    assert machine == Machine(workers=3)
+    assert validated(RunConfig, {"dataset": "toy", "targets": []}) == RunConfig(dataset="toy")
+
+
+def test_the_error_for_a_wrong_value_names_its_option() -> None:
+    with pytest.raises(UserError, match=r"^--num-nodes 0: input should be greater than 0\.$"):
+        validated(RunConfig, {"dataset": "toy", "num_nodes": 0})
+    with pytest.raises(UserError, match=r"^--target "):
+        validated(RunConfig, {"dataset": "toy", "targets": 3})
+
+
+def test_a_resolved_configuration_has_the_fields_of_an_open_one_in_the_same_order() -> None:
+    assert list(ResolvedConfig.model_fields) == list(RunConfig.model_fields)
+    resolved = resolve(RunConfig(dataset="toy", algorithm="erm"))
+    assert list(resolved.model_dump()) == list(RunConfig.model_fields)
+
+
+def test_a_resolved_configuration_survives_json_and_leaves_nothing_open(tmp_path: Path) -> None:
+    resolved = resolve(RunConfig(dataset="toy", image_norm=(0, 300)))
+    again = ResolvedConfig.model_validate_json(resolved.model_dump_json())
+    assert again == resolved
+    assert resolve(again) is again
+    needed = ("steps", "image_size", "channels", "freeze_norm", "learning_rate", "validate_every")
+    assert all(getattr(resolved, name) is not None for name in needed)
+
+
+def test_the_literal_preset_drops_the_learning_rate_as_the_authors_do() -> None:
+    config = resolve(validated(RunConfig, {"dataset": "toy"} | PRESETS["literal"]))
+    assert config.decay == "step"
+    assert not config.label_smoothing
+    assert not config.image_norm
