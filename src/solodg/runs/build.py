@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm, build_algorithm
 from solodg.models.backbones import Backbone, build_backbone
-from solodg.models.extractor import ReadyFeatures
+from solodg.models.extractor import Extractor, ReadyFeatures
 from solodg.runs.config import Machine, RunConfig, algorithm_arguments
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
@@ -129,7 +129,7 @@ def make_backbone(config: RunConfig) -> Backbone:
 
 def make_algorithm(config: RunConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     torch.manual_seed(derive(config.seed, "generators"))
-    extractor: torch.nn.Module = backbone
+    extractor: Extractor = backbone
     if config.freeze_backbone:
         extractor = ReadyFeatures(
             backbone.embedding_dim, backbone.style_dim, len(backbone.readings)
