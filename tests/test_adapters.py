@@ -14,7 +14,7 @@ from solodg.adapters.shot import nearest_centre
 from solodg.adapters.t3a import T3A
 from solodg.adapters.tent import Tent
 from solodg.algorithms import ALGORITHMS
-from solodg.algorithms.ttt import turned
+from solodg.algorithms.ttt import rotated
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
@@ -249,7 +249,7 @@ def test_ttt_steps_on_the_turned_image() -> None:
 def test_images_are_turned_by_quarters() -> None:
     x, turns = images(5), torch.tensor([0, 3, 1, 2, 1])
     expected = torch.stack([torch.rot90(i, int(k), (1, 2)) for i, k in zip(x, turns, strict=True)])
-    assert torch.equal(turned(x, turns), expected)
+    assert torch.equal(rotated(x, turns), expected)
 
 
 def test_pseudo_labels_are_of_the_nearest_centre() -> None:
