@@ -72,7 +72,7 @@ def test_corals_distance_is_that_of_a_plain_loop() -> None:
     assert ours.item() == pytest.approx(plain_distance(z, domain), rel=1e-12)
 
 
-def test_corals_distance_is_none_for_equal_domains_and_defined_for_one_image() -> None:
+def test_corals_distance_is_zero_for_equal_domains_and_defined_for_one_image() -> None:
     z = torch.randn(6, 4, dtype=torch.float64)
     twice = torch.cat([z, z]), torch.arange(2).repeat_interleave(6)
     assert moment_distance(*twice).item() == pytest.approx(0, abs=1e-20)
@@ -139,7 +139,7 @@ def test_three_stages_are_mixed_in_training_and_none_at_test(name: str, monkeypa
     assert len(calls) == 3
 
 
-def test_mixing_changes_the_loss_about_as_often_as_asked() -> None:
+def test_mixing_changes_the_loss_about_as_often_as_its_probability() -> None:
     algorithm = on_images(MixStyle).train()
     algorithm.backbone.freeze_norm()  # or BatchNorm would change the loss too
     copied, one = copy.deepcopy(algorithm), episode((3, 32, 32), (2, 2))
@@ -150,7 +150,7 @@ def test_mixing_changes_the_loss_about_as_often_as_asked() -> None:
     assert 2 <= sum(value == plain for value in values) <= 20
 
 
-def test_mixstyle_says_where_there_are_no_maps() -> None:
+def test_mixstyle_without_maps_is_a_user_error() -> None:
     with pytest.raises(UserError, match="tokens"):
         on_images(MixStyle, "vit_tiny_patch16_224", 32)
     with pytest.raises(UserError, match="frozen"):
@@ -160,7 +160,7 @@ def test_mixstyle_says_where_there_are_no_maps() -> None:
 # RSC
 
 
-def test_the_most_important_third_goes() -> None:
+def test_the_most_important_third_is_muted() -> None:
     importance = torch.tensor([[3.0, 1.0, 2.0, 9.0, -8.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     kept = keep_least(importance, 1 / 3)
     assert kept[0].tolist() == [True, True, True, False, True, False]
@@ -205,7 +205,7 @@ def test_rsc_mutes_a_third_of_channels_or_positions_of_a_third_of_the_images() -
     assert algorithm.training
 
 
-def test_rsc_learns_from_what_the_challenge_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_rsc_is_on_features_that_are_not_muted(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = on_images(RSC).eval()
     one = episode((3, 32, 32))
     last = algorithm.backbone.last_map(one.merged.x)
@@ -389,7 +389,7 @@ def test_puzzles_have_the_size_of_images_and_need_images() -> None:
         JiGen(ReadyFeatures(4, 2), num_classes=3)
 
 
-def test_jigen_tells_classes_of_whole_images_and_orders_of_puzzles() -> None:
+def test_jigen_classifies_whole_images_and_orders_of_puzzles() -> None:
     algorithm = on_images(JiGen, jigsaw_weight=0.7).eval()
     assert algorithm.jigsaw.out_features == 31
     one = episode((3, 32, 32))
@@ -403,7 +403,7 @@ def test_jigen_tells_classes_of_whole_images_and_orders_of_puzzles() -> None:
     torch.testing.assert_close(losses["loss"], expected)
 
 
-def test_jigen_remembers_statistics_of_whole_images_and_puzzles_alike() -> None:
+def test_jigens_running_statistics_are_of_whole_images_and_puzzles_alike() -> None:
     algorithm = on_images(JiGen).train()
     plain, one = copy.deepcopy(algorithm), episode((3, 32, 32))
     torch.manual_seed(5)
@@ -425,6 +425,6 @@ def test_jigen_remembers_statistics_of_whole_images_and_puzzles_alike() -> None:
         ("rsc", {"feature_share": 1.0}),
     ],
 )
-def test_arguments_without_sense_are_refused(name: str, arguments: dict) -> None:
+def test_impossible_arguments_are_refused(name: str, arguments: dict) -> None:
     with pytest.raises(ValueError, match="must"):
         on_images(ALGORITHMS[name], **arguments)

@@ -124,7 +124,7 @@ def test_the_inner_step_is_differentiated_through() -> None:
     assert_gradient_of(after, masf.classifier.weight)
 
 
-def test_masf_is_what_its_docstring_says() -> None:
+def test_masf_is_that_of_a_plain_loop() -> None:
     masf = on_features("masf", inner_rate=0.5, metric_weight=0.3)
     batch = feature_batch()
     torch.manual_seed(4)
@@ -217,7 +217,7 @@ def test_gradients_come_back_reversed_and_scaled() -> None:
     assert torch.equal(x.grad, -0.25 * torch.arange(6.0).reshape(3, 2))
 
 
-def test_each_term_reaches_whom_it_should_with_its_sign_and_weight() -> None:
+def test_each_term_reaches_its_parameters_with_its_sign_and_weight() -> None:
     algorithm = on_features("entropy_regularisation")
     batch = feature_batch(requires_grad=True)
     some = torch.tensor([0, 1, 2, 4, 5, 8, 9, 10, 16, 17, 18, 19, 20, 21, 22])  # 5, 3 and 7
@@ -386,7 +386,7 @@ def test_adapters_of_batchnorm_work_on_every_branch(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "word"), [("dson", "BatchNorm"), ("l2a_ot", "stored features")])
-def test_on_stored_features_there_is_a_word(name: str, word: str) -> None:
+def test_stored_features_are_a_user_error(name: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
         on_features(name)
 
@@ -513,7 +513,7 @@ def test_novelty_trains_the_generator_alone_and_away_from_the_real_images() -> N
     assert novelty() == 0  # far enough: nothing to gain
 
 
-def test_l2a_ot_adds_up() -> None:
+def test_the_loss_of_l2a_ot_is_the_weighted_sum_of_its_terms() -> None:
     algorithm = on_images("l2a_ot", margin=2.0, novelty_weight=0.7, cycle_weight=3.0).eval()
     batch = Batch(images(6), torch.arange(6) % 4, torch.arange(6) // 2)
     losses = algorithm.losses(as_episode(batch, 4))

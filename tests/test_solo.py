@@ -248,14 +248,14 @@ def test_finalize_does_not_depend_on_batches() -> None:
 
 
 @pytest.mark.parametrize("posterior", ["hierarchical", "concatenation", "invariant"])
-def test_a_model_that_was_not_finalized_predicts_nothing_believable(posterior: str) -> None:
+def test_a_model_that_was_not_finalized_predicts_nan(posterior: str) -> None:
     solo, x = build(posterior=posterior), make_episode().target.x
     assert torch.isnan(solo(x)).all()
     assert torch.isnan(solo.probabilities(x)).all()
 
 
 @pytest.mark.parametrize("arguments", [{"source_samples": 0}, {"test_samples": 1}, {"hidden": 0}])
-def test_numbers_that_make_no_sense_are_refused(arguments: dict) -> None:
+def test_impossible_numbers_are_refused(arguments: dict) -> None:
     with pytest.raises(ValueError, match="at least"):
         build(**arguments)
 
@@ -285,7 +285,7 @@ def test_a_class_that_no_source_has_is_never_predicted() -> None:
     assert (solo.probabilities(merged.x)[:, 1] == 0).all()
 
 
-def test_at_the_start_the_classifier_is_its_learned_base() -> None:
+def test_the_untrained_classifier_is_its_linear_base() -> None:
     torch.manual_seed(0)
     solo = Solo(ReadyFeatures(D, S), num_classes=C)
     episode = make_episode()

@@ -63,8 +63,8 @@ class DAERM(Algorithm):
 
     def finalize(self, source: Iterable[Batch]) -> None:
         """Stores the mean of the source domains' embeddings, in place of a target's."""
-        seen = [(self.encode(self.embed(batch.x)), batch.domain) for batch in source]
-        codes, domains = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        coded = [(self.encode(self.embed(batch.x)), batch.domain) for batch in source]
+        codes, domains = (torch.cat(parts) for parts in zip(*coded, strict=True))
         self.domain_embedding.copy_(group_means(codes, domains)[0].mean(0).detach())
 
     def see_target(self, x: Tensor) -> None:

@@ -23,7 +23,7 @@ class TTT(ERM):
         self, backbone: Extractor, *, num_classes: int, rotation_weight: float = 1.0
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
-        image_channels(backbone, "ttt turns images")
+        image_channels(backbone, "ttt rotates images")
         self.rotation_weight = rotation_weight
         self.rotation = nn.Linear(backbone.embedding_dim, 4)
 

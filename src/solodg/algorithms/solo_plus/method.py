@@ -8,8 +8,9 @@
               training (style_code.py)
     FiLM      the style code also scales and shifts the embedding (film.py)
 
-All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`. Pose and
-norm are what helps; three seeds cannot tell the gain of the others from zero (docs/recipe.md).
+All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`. The gain
+comes from pose and norm; that of the other parts is within the noise of three seeds
+(docs/recipe.md).
 """
 
 from typing import Annotated, Any, ClassVar
@@ -27,7 +28,7 @@ from solodg.algorithms.solo_plus.style_code import code_network, within_domain_s
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Features
 
-_NEED = "a frame is written for pixels (leave frame out)"
+_NEED = "a pose is estimated from pixels (leave frame out)"
 
 
 class SoloPlus(Solo):
