@@ -134,7 +134,7 @@ def test_impossible_readings_are_refused(given) -> None:
         RunConfig(dataset="toy", image_norm=given)
 
 
-def test_a_frozen_run_with_several_readings_scores_stored_features_as_pixels(tmp_path: Path) -> None:
+def test_stored_features_of_several_readings_score_as_pixels_do(tmp_path: Path) -> None:
     save_weights(build_backbone("small_cnn", image_size=32), tmp_path / "w.safetensors")
     config = RunConfig(
         weights=str(tmp_path / "w.safetensors"),
