@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.plain import PlainSolo
 from benchmarks.timing import alternate, milliseconds, ratio, table
-from solodg.algorithms.solo.method import Solo
+from solodg.algorithms.solo import Solo
 from solodg.models.extractor import ReadyFeatures
 from solodg.runs.allocator import keep_freed_memory
 from solodg.types import Batch, Episode

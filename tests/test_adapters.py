@@ -14,7 +14,7 @@ from solodg.adapters.shot import nearest_centre
 from solodg.adapters.t3a import T3A
 from solodg.adapters.tent import Tent
 from solodg.algorithms import ALGORITHMS
-from solodg.algorithms.ttt import turned
+from solodg.algorithms.ttt import rotated
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
@@ -130,7 +130,7 @@ def test_shot_takes_its_step() -> None:
     torch.testing.assert_close(ADAPTERS["shot"](algorithm)(x), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_one_image_teaches_shot_nothing() -> None:
+def test_shot_does_not_learn_from_one_image() -> None:
     algorithm = model()
     shot = ADAPTERS["shot"](algorithm)
     before = [p.clone() for p in algorithm.parameters()]
@@ -168,7 +168,7 @@ def test_one_image_has_the_statistics_of_itself() -> None:
         assert torch.isfinite(logits).all()
 
 
-def test_without_batchnorm_there_is_a_word() -> None:
+def test_without_batchnorm_there_is_a_user_error() -> None:
     algorithm = ALGORITHMS["erm"](ReadyFeatures(4, 2), num_classes=3)
     for name in ("bn", "tent"):
         with pytest.raises(UserError, match="BatchNorm"):
@@ -226,7 +226,7 @@ def test_crops_are_of_the_image_and_the_same_each_time() -> None:
     assert crops.max() <= x.max() + 1e-6
 
 
-def test_ttt_steps_on_the_turned_image() -> None:
+def test_ttt_steps_on_rotations_of_the_image() -> None:
     algorithm = model("ttt")
     x = images(2)
     expected = []
@@ -246,10 +246,10 @@ def test_ttt_steps_on_the_turned_image() -> None:
         ADAPTERS["ttt"](model("erm"))
 
 
-def test_images_are_turned_by_quarters() -> None:
+def test_images_are_rotated_by_quarters() -> None:
     x, turns = images(5), torch.tensor([0, 3, 1, 2, 1])
     expected = torch.stack([torch.rot90(i, int(k), (1, 2)) for i, k in zip(x, turns, strict=True)])
-    assert torch.equal(turned(x, turns), expected)
+    assert torch.equal(rotated(x, turns), expected)
 
 
 def test_pseudo_labels_are_of_the_nearest_centre() -> None:

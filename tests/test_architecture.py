@@ -28,8 +28,9 @@ __main__
 """
 MODULES = {
     "models": """
-        __init__ extractor image_norm networks
+        extractor image_norm networks weights
         backbones
+        __init__
     """,
     "data": """
         decode transforms
@@ -47,10 +48,11 @@ MODULES = {
     "algorithms": """
         base centres fast_weights solo.gaussian solo.mean_hidden
         solo.meta_shifts solo.writer
-        solo.posterior_terms
+        solo.networks solo.posterior_terms
+        solo.prediction solo.training
         solo.method
         solo.__init__
-        solo_plus.pose
+        solo_plus.film solo_plus.pose solo_plus.style_code
         solo_plus.method
         solo_plus.__init__
         erm

@@ -1,5 +1,8 @@
 """Backbones: any timm model, AlexNet, our small one; styles, weights, channels, freezing."""
 
+import subprocess
+import sys
+
 import pytest
 import timm
 import torch
@@ -7,7 +10,7 @@ from safetensors.torch import save_file
 
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
-from solodg.models.extractor import ReadyFeatures
+from solodg.models.extractor import Extractor, ReadyFeatures, Standardised
 from solodg.models.networks import has_batch_norm
 
 # One that hands out its stages, one that only names them, one of tokens, and the special ones.
@@ -17,7 +20,7 @@ NAMES = ["resnet18", "densenet121", "vit_tiny_patch16_224", "alexnet", "small_cn
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_backbone_gives_what_it_promises(name: str, channels: int) -> None:
+def test_features_have_the_dimensions_that_the_backbone_names(name: str, channels: int) -> None:
     torch.manual_seed(0)
     backbone = build_backbone(name, channels=channels, image_size=64).eval()
     features = backbone(torch.rand(2, channels, 64, 64))
@@ -168,3 +171,42 @@ def test_a_last_norm_is_no_stage() -> None:
 )  # fmt: skip
 def test_which_backbones_have_batch_norm(name: str, expected: bool) -> None:
     assert has_batch_norm(name) is expected
+
+
+EXTRACTORS = {
+    "backbone": lambda: build_backbone("small_cnn", image_size=32),
+    "readings": lambda: build_backbone("small_cnn", image_size=32, image_norm=(0.0, 50.0)),
+    "ready": lambda: ReadyFeatures(5, 3, readings=2),
+    "standardised": lambda: Standardised(torch.rand(20, 4)),
+}
+INPUTS = {"ready": (2, 16), "standardised": (2, 4)}
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_every_extractor_has_the_dimensions_that_it_names(name: str) -> None:
+    extractor = EXTRACTORS[name]().eval()
+    assert isinstance(extractor, Extractor)
+    x = torch.rand(INPUTS.get(name, (2, 3, 32, 32)))
+    features = extractor(x)
+    assert features.embedding.shape == (2, extractor.embedding_dim)
+    assert features.style.shape == (2, extractor.style_dim)
+    torch.testing.assert_close(extractor.embed(x), features.embedding)
+    pooled = extractor.pool(extractor.last_map(x))  # of a backbone one reading after the other
+    pooled = pooled.view(-1, 2, extractor.embedding_dim).mean(0)
+    torch.testing.assert_close(pooled, features.embedding)
+
+
+@pytest.mark.parametrize("name", ["ready", "standardised"])
+def test_extractors_of_stored_features_have_no_images_and_no_stages(name: str) -> None:
+    extractor = EXTRACTORS[name]()
+    assert extractor.channels is None
+    assert extractor.stage_modules() == []
+
+
+def test_the_package_of_models_imports_timm_only_for_a_backbone() -> None:
+    code = (
+        "import sys; from solodg.models import Extractor; early = 'timm' in sys.modules; "
+        "from solodg.models import build_backbone; assert callable(build_backbone); "
+        "sys.exit(early or 'timm' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

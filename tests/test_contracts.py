@@ -90,7 +90,7 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, va
             for name, p in algorithm.named_parameters()
             if p.grad is not None and p.grad.count_nonzero()
         }
-        # A disc cannot tell how it was turned: where there is a class loss, that is what must fall.
+        # A disc looks the same rotated: where there is a class loss, that must fall.
         (told, *_) = [losses[n] for n in ("class", "posterior_ce", "loss") if n in losses]
         values.append(told.item())
     assert not dict(algorithm.named_parameters()).keys() - reached

@@ -77,7 +77,7 @@ def test_sampled_probabilities_are_those_of_the_gaussians_that_are_drawn(runs, p
     found = explain(model, kept_plane(folder, model), picture)
     with torch.inference_mode():
         own = model.algorithm.classifiers(picture[None] / 255.0)
-        prior = model.algorithm.source_classifier()
+        prior = model.algorithm.prior_classifier()
     gaussians = [(found.after, own.mean[0], own.scale[0]), (found.before, *prior)]
     for judgement, mean, scale in gaussians:
         rows = []

@@ -46,7 +46,7 @@ def test_each_image_is_normalised_by_the_mix_of_its_own_and_the_source_statistic
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, BatchNormAct2d])
-def test_with_endless_trust_in_the_source_it_is_the_batch_norm_it_replaces(
+def test_with_endless_source_pixels_it_is_the_batch_norm_it_replaces(
     kind: type[nn.BatchNorm2d],
 ) -> None:
     norm = learned_norm(kind)
@@ -58,7 +58,7 @@ def test_with_endless_trust_in_the_source_it_is_the_batch_norm_it_replaces(
         torch.testing.assert_close(mixed.state_dict()[name], tensor, msg=name)
 
 
-def test_training_remembers_the_statistics_that_a_batch_norm_would() -> None:
+def test_training_stores_the_running_statistics_of_a_batch_norm() -> None:
     norm, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 6)
     mixed = ImageBatchNorm(norm, (10.0,))
     mixed(x)
@@ -99,7 +99,7 @@ def test_several_readings_are_averaged(name: str) -> None:
     torch.testing.assert_close(several(x[1:2]).embedding, found.embedding[1:2])
 
 
-def test_in_training_each_image_is_read_in_one_way() -> None:
+def test_in_training_each_image_goes_through_one_reading() -> None:
     backbone = build_backbone("small_cnn", image_size=64, image_norm=(0.0, 50.0)).train()
     backbone.freeze_norm()  # what is remembered, so that an image's features are its own
     x = torch.rand(1, 3, 64, 64).expand(40, -1, -1, -1)
@@ -113,7 +113,7 @@ def test_in_training_each_image_is_read_in_one_way() -> None:
     assert 5 < sum(row[0] for row in which) < 35
 
 
-def test_ready_features_are_read_as_a_backbone_reads() -> None:
+def test_ready_features_draw_or_average_readings_as_a_backbone_does() -> None:
     ready = ReadyFeatures(2, 1, readings=3)
     x = torch.arange(18.0).view(2, 9)
     torch.testing.assert_close(ready.eval()(x).embedding, x.view(2, 3, 3)[:, :, :2].mean(1))
@@ -130,12 +130,12 @@ def test_readings_are_given_as_numbers_or_text(given, kept) -> None:
 
 
 @pytest.mark.parametrize("given", ["-1", "3,3", "many", "0,-2", []])
-def test_readings_that_cannot_be(given) -> None:
+def test_impossible_readings_are_refused(given) -> None:
     with pytest.raises(ValidationError):
         RunConfig(dataset="toy", image_norm=given)
 
 
-def test_a_frozen_run_with_several_readings(tmp_path: Path) -> None:
+def test_stored_features_of_several_readings_score_as_pixels_do(tmp_path: Path) -> None:
     save_weights(build_backbone("small_cnn", image_size=32), tmp_path / "w.safetensors")
     config = RunConfig(
         weights=str(tmp_path / "w.safetensors"),
@@ -161,7 +161,7 @@ def test_a_frozen_run_with_several_readings(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").rglob("*.npy")) == files  # each reading is kept once
 
 
-def test_what_is_fixed_stays_fixed() -> None:
+def test_replaced_norms_of_a_frozen_network_stay_frozen() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).requires_grad_(False)
     normalise_by_image(net, (10.0,))
     assert not any(parameter.requires_grad for parameter in net.parameters())
@@ -172,7 +172,7 @@ def test_a_backbone_without_batch_norm_is_refused() -> None:
         build_backbone("convnext_atto", image_size=64, image_norm=100.0)
 
 
-def test_a_run_keeps_it_with_the_model(tmp_path: Path) -> None:
+def test_a_run_stores_image_norm_with_the_model(tmp_path: Path) -> None:
     config = RunConfig(
         dataset="toy", targets=("sky",), backbone="small_cnn", steps=2, image_norm=50.0
     )
@@ -182,7 +182,7 @@ def test_a_run_keeps_it_with_the_model(tmp_path: Path) -> None:
     assert any(isinstance(m, ImageBatchNorm) for m in model.algorithm.modules())
 
 
-def test_an_algorithm_asks_for_it_where_there_is_batch_norm_and_the_user_may_refuse() -> None:
+def test_recipes_turn_image_norm_on_where_there_is_batch_norm_and_options_override_them() -> None:
     def resolved(**values) -> RunConfig:
         given = {"dataset": "toy", "algorithm": "solo_plus", "backbone": "resnet18"}
         return resolve(RunConfig(**given | values))

@@ -15,7 +15,7 @@ import onnx
 import solodg
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.erm import ERM
-from solodg.algorithms.solo.method import adapts
+from solodg.algorithms.solo import adapts
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.predict.export import export_onnx, to_onnx
@@ -49,7 +49,7 @@ def test_500_real_images_get_the_same_answer_as_from_pytorch(
             x = torch.from_numpy(pixels).float() / 255
             np.testing.assert_allclose(logits, model.algorithm(x), atol=1e-4, rtol=1e-4)
             np.testing.assert_allclose(probabilities, model.algorithm.probabilities(x), atol=1e-4)
-            prior = model.algorithm.prior_logits(model.algorithm.observe(x))
+            prior = model.algorithm.prior_logits(model.algorithm.features(x))
         # The mean of the prior's samples is not the softmax of its mean, but near it.
         assert np.abs(before - prior.softmax(1).numpy()).mean() < 0.05
 

@@ -136,7 +136,7 @@ def _before(model: Predictor, image: torch.Tensor) -> np.ndarray:
     """Plainly: the prior classifier's logits with the noise of the model's own samples."""
     with torch.inference_mode():
         z = model.algorithm.embed(image[None] / 255.0)[0].double()
-        mean, scale = (t.double() for t in model.algorithm.source_classifier())
+        mean, scale = (t.double() for t in model.algorithm.prior_classifier())
         logits = mean @ z + model.algorithm.test_noise.double() * (scale**2 @ z**2).sqrt()
     return logits.softmax(-1).mean(0).numpy()
 

@@ -1,15 +1,19 @@
-"""The fast exact form against a plain one, written from the paper with loops, in float64."""
+"""The fast exact form against a plain one, written from the paper, in float64."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
-from torch.nn import functional as F
 
-from solodg.algorithms.solo.method import Solo
-from solodg.algorithms.solo.writer import MIN_SCALE
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.plain import plain_posterior
+
+from solodg.algorithms.solo import Solo
 from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
 
@@ -40,12 +44,12 @@ def make_episode(domains: int = 3, queries: int = 6, seed: int = 0, lacking=()) 
     source = [(d, c) for d, c in cells if d != target for _ in range(K)]
     context = [(d, c) for d, c in cells if d == target for _ in range(K)]
     classes = [c for d, c in cells if d == target]
-    asked = [(target, classes[i % len(classes)]) for i in range(queries)]
-    return Episode(batch(source), batch(context + asked), len(context))
+    queried = [(target, classes[i % len(classes)]) for i in range(queries)]
+    return Episode(batch(source), batch(context + queried), len(context))
 
 
 def plain_losses(solo: Solo, episode: Episode) -> dict[str, Tensor]:
-    """Equation 7, loop by loop, with explicit concatenation and explicit weights.
+    """Returns equation 7 in loops, with the plain posterior and explicit weights.
 
     The noise of a weight is chosen along the direction in which it moves its logit, so that the
     sampled weights give exactly the sampled logits of the fast form.
@@ -53,7 +57,7 @@ def plain_losses(solo: Solo, episode: Episode) -> dict[str, Tensor]:
     merged = episode.merged
     z, style = merged.x.split([D, S], 1)
     posterior, prior, divergence, count = 0.0, 0.0, 0.0, 0
-    for queries, source, target in plain_turns(solo, episode, merged):
+    for queries, source, target in plain_shifts(solo, episode, merged):
         s_centres, s_classes = plain_centres(z, merged, source)
         t_centres, t_classes = plain_centres(z, merged, target)
         queries = [b for b in queries if int(merged.y[b]) in s_classes]
@@ -63,15 +67,14 @@ def plain_losses(solo: Solo, episode: Episode) -> dict[str, Tensor]:
         if solo.posterior == "hierarchical":
             written = solo.source_prior(s_centres)
             noise = torch.randn(solo.source_samples, C, D)
-            codes = [[written.mean[c] + written.scale[c] * noise[i, c] for c in range(C)]
-                     for i in range(solo.source_samples)]  # fmt: skip
+            codes = torch.stack([written.mean + written.scale * one for one in noise])  # (L, C, D)
         else:
-            codes = [[s_centres[c] for c in range(C)]]
+            codes = s_centres[None]
         p = solo.amortiser(t_centres)
         q_noise = torch.randn(len(queries), solo.posterior_samples, C)
         p_noise = torch.randn(len(queries), solo.prior_samples, C) if solo.prior_weight else None
         for row, b in enumerate(queries):
-            q_mean, q_scale = plain_posterior(solo, style[b], codes, s_centres)
+            q_mean, q_scale = posterior_of(solo, style[b], codes)
             for m in range(solo.posterior_samples):
                 w = plain_sample(q_mean, q_scale, z[b], q_noise[row, m]) + base
                 posterior = posterior + plain_ce(w, z[b], merged.y[b], s_classes) / q_noise.shape[1]
@@ -93,7 +96,8 @@ def plain_losses(solo: Solo, episode: Episode) -> dict[str, Tensor]:
     }
 
 
-def plain_turns(solo: Solo, episode: Episode, merged: Batch) -> Iterator[tuple[list, list, list]]:
+def plain_shifts(solo: Solo, episode: Episode, merged: Batch) -> Iterator[tuple[list, list, list]]:
+    """Yields queries, S' and T' of each meta-target shift, as positions in the merged episode."""
     everyone, start = list(range(len(merged.y))), len(episode.source.y)
     if not solo.meta_learning:
         yield everyone, everyone, everyone
@@ -120,24 +124,14 @@ def plain_centres(z: Tensor, batch: Batch, rows: list[int]) -> tuple[Tensor, lis
     return torch.stack([torch.zeros(D) if x is None else x for x in centres]), present
 
 
-def plain_posterior(
-    solo: Solo, style: Tensor, codes: list, centres: Tensor
-) -> tuple[Tensor, Tensor]:
+def posterior_of(solo: Solo, style: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and scale (C, D) for one image; the invariant posterior reads the centres."""
     if solo.posterior == "invariant":
+        (centres,) = codes
         written = solo.amortiser(centres)
         return written.mean, written.scale
-    means, scales = [], []
-    for c in range(C):
-        mean, pre_scale = 0.0, 0.0
-        for sample in codes:
-            both = torch.cat([solo.style_encoder(style), sample[c]])
-            inner = solo.combined(F.relu(solo.combine(both)))
-            hidden = F.relu(solo.amortiser.first(inner))
-            mean = mean + solo.amortiser.mean(hidden) / len(codes)
-            pre_scale = pre_scale + solo.amortiser.pre_scale(hidden) / len(codes)
-        means.append(mean)
-        scales.append(F.softplus(pre_scale) + MIN_SCALE)
-    return torch.stack(means), torch.stack(scales)
+    q = plain_posterior(solo, style[None], codes)
+    return q.mean[0], q.scale[0]
 
 
 def plain_sample(mean: Tensor, scale: Tensor, z: Tensor, noise: Tensor) -> Tensor:
@@ -153,8 +147,8 @@ def plain_ce(w: Tensor, z: Tensor, y: Tensor, present: list[int]) -> Tensor:
 CASES = {
     "default": {},
     **{name: arguments for name, arguments in Solo.variants.items() if name != "default"},
-    "one turn": {"turns": "one"},
-    "invariant, one turn": {"turns": "one", "posterior": "invariant"},
+    "one meta-target": {"turns": "one"},
+    "invariant, one meta-target": {"turns": "one", "posterior": "invariant"},
     "concatenation without base": {"posterior": "concatenation", "base": "none"},
 }
 
@@ -238,9 +232,9 @@ def test_prediction_is_the_plain_posterior_at_the_mean_source_classifier() -> No
     merged = episode.merged
     solo.finalize([merged])
     centres, _ = plain_centres(merged.x[:, :D], merged, list(range(len(merged.y))))
-    codes = [list(solo.source_prior(centres).mean)]
+    codes = solo.source_prior(centres).mean[None]
     for b in range(3):
-        mean, _ = plain_posterior(solo, merged.x[b, D:], codes, centres)
+        mean, _ = posterior_of(solo, merged.x[b, D:], codes)
         expected = (mean + solo.base.weight) @ merged.x[b, :D]
         torch.testing.assert_close(solo(merged.x[b : b + 1])[0], expected, atol=1e-12, rtol=1e-12)
 
@@ -254,16 +248,33 @@ def test_finalize_does_not_depend_on_batches() -> None:
 
 
 @pytest.mark.parametrize("posterior", ["hierarchical", "concatenation", "invariant"])
-def test_a_model_that_was_not_finalized_predicts_nothing_believable(posterior: str) -> None:
+def test_a_model_that_was_not_finalized_predicts_nan(posterior: str) -> None:
     solo, x = build(posterior=posterior), make_episode().target.x
     assert torch.isnan(solo(x)).all()
     assert torch.isnan(solo.probabilities(x)).all()
 
 
 @pytest.mark.parametrize("arguments", [{"source_samples": 0}, {"test_samples": 1}, {"hidden": 0}])
-def test_numbers_that_make_no_sense_are_refused(arguments: dict) -> None:
+def test_impossible_numbers_are_refused(arguments: dict) -> None:
     with pytest.raises(ValueError, match="at least"):
         build(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "embedding_dim", "width"),
+    [(None, 300, 256), (None, 20, 20), ("embedding", 300, 300), (7, 300, 7)],
+)
+def test_the_hidden_width_is_a_number_or_that_of_the_embedding(
+    hidden: int | str | None, embedding_dim: int, width: int
+) -> None:
+    solo = Solo(ReadyFeatures(embedding_dim, S), num_classes=C, hidden=hidden)
+    for layer in (solo.amortiser.first, solo.source_prior.first, solo.combine):
+        assert layer.out_features == width
+
+
+def test_the_literal_variant_has_the_authors_width() -> None:
+    solo = Solo(ReadyFeatures(512, S), num_classes=C, **Solo.variants["literal"])
+    assert solo.amortiser.first.out_features == 512
 
 
 def test_a_class_that_no_source_has_is_never_predicted() -> None:
@@ -274,7 +285,7 @@ def test_a_class_that_no_source_has_is_never_predicted() -> None:
     assert (solo.probabilities(merged.x)[:, 1] == 0).all()
 
 
-def test_at_the_start_the_classifier_is_its_learned_base() -> None:
+def test_the_untrained_classifier_is_its_linear_base() -> None:
     torch.manual_seed(0)
     solo = Solo(ReadyFeatures(D, S), num_classes=C)
     episode = make_episode()

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solodg.algorithms.centres import prototype_loss
-from solodg.algorithms.solo_plus.method import SoloPlus, within_domain_shuffle
-from solodg.algorithms.solo_plus.pose import disagreement
+from solodg.algorithms.solo_plus import SoloPlus
+from solodg.algorithms.solo_plus import method as solo_plus_method
+from solodg.algorithms.solo_plus.pose import domain_disagreement
+from solodg.algorithms.solo_plus.style_code import within_domain_shuffle
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
@@ -72,23 +74,73 @@ def test_no_gradient_reaches_the_backbone_through_the_style() -> None:
     assert leaf.grad[:, 6:].abs().sum() == 0
 
 
-def test_swapped_styles_do_not_change_what_is_predicted_at_test() -> None:
-    shown = episode().merged
-    algorithm = model().eval()
+def away_from_the_start(**arguments) -> SoloPlus:
+    """A finalized model whose classifiers depend on the style."""
+    algorithm = model(**arguments).eval()
     for parameter in algorithm.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    algorithm.finalize([shown])
+    algorithm.finalize([episode().merged])
+    return algorithm
+
+
+def test_a_test_image_is_classified_with_its_own_style_code() -> None:
+    x = episode().merged.x
+    algorithm = away_from_the_start(swap=True)
     with torch.inference_mode():
-        observed = algorithm.observe(shown.x)
-        torch.testing.assert_close(algorithm.logits(observed), algorithm(shown.x))
-        other = observed._replace(style=observed.style.roll(1, 0))
-        assert not torch.allclose(algorithm.logits(other), algorithm(shown.x))
+        features = algorithm.features(x)
+        torch.testing.assert_close(algorithm.logits(features), algorithm(x))
+        swapped = features._replace(style=features.style.roll(1, 0))
+        assert not torch.allclose(algorithm.logits(swapped), algorithm(x))
+
+
+def test_swap_changes_no_prediction_of_the_same_weights() -> None:
+    x = episode().merged.x
+    swapping, plain = away_from_the_start(swap=True), away_from_the_start(swap=False)
+    plain.load_state_dict(swapping.state_dict())
+    with torch.inference_mode():
+        assert torch.equal(plain(x), swapping(x))
+
+
+def test_training_classifies_with_the_code_of_another_image_of_the_domain(monkeypatch) -> None:
+    merged = episode().merged
+    algorithm = away_from_the_start(domain_weight=0.0)
+    order = torch.arange(36).view(3, 12).roll(5, 1).flatten()  # within the domains of 12 images
+    monkeypatch.setattr(solo_plus_method, "within_domain_shuffle", lambda domain: order)
+    found, _ = algorithm._episode_features(merged)
+    own = algorithm.features(merged.x)
+    expected = algorithm.modulate(own._replace(style=own.style[order]))
+    torch.testing.assert_close(found.style, own.style[order])
+    torch.testing.assert_close(found.embedding, expected.embedding)
+    assert not torch.allclose(found.style, own.style)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_domain_supervision_is_part_of_the_loss(weight: float) -> None:
-    losses = model(domain_weight=weight).train().losses(episode())
-    assert ("domain" in losses) == bool(weight)
+    shown = episode()
+
+    def trained(domain_weight: float) -> tuple[dict, torch.Tensor, SoloPlus]:
+        """Losses, and their gradient with respect to the last layer of the style code."""
+        algorithm = model(domain_weight=domain_weight).train()
+        torch.manual_seed(3)
+        losses = algorithm.losses(shown)
+        (gradient,) = torch.autograd.grad(losses["loss"], algorithm.encode[2].weight)
+        return losses, gradient, algorithm
+
+    found, gradient, algorithm = trained(weight)
+    without, gradient_without, _ = trained(0.0)
+    x, _, domain = shown.merged
+    style = x[:, 6:].detach()
+    standardised = (style - style.mean(0)) / (style.var(0, correction=0) + 1e-5).sqrt()
+    code = algorithm.encode(standardised)
+    centres = torch.stack([code[domain == d].mean(0) for d in range(3)])
+    squares = ((code[:, None] - centres) ** 2).sum(2)  # (36, 3)
+    right = torch.softmax(-squares, 1)[torch.arange(36), domain]
+    expected = -weight * right.log().mean()
+    (own,) = torch.autograd.grad(expected, algorithm.encode[2].weight)
+    torch.testing.assert_close(found.get("domain", torch.zeros(())), expected.detach())
+    torch.testing.assert_close(found["loss"] - without["loss"], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient - gradient_without, own, atol=1e-5, rtol=1e-4)
+    assert ("domain" in found) == bool(weight)
 
 
 def test_the_prior_writes_one_classifier_for_all() -> None:
@@ -98,12 +150,12 @@ def test_the_prior_writes_one_classifier_for_all() -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     algorithm.finalize([shown])
     with torch.inference_mode():
-        observed = algorithm.observe(shown.x)
+        features = algorithm.features(shown.x)
         written = algorithm.amortiser(algorithm.source_centres).mean + algorithm.base.weight
-        torch.testing.assert_close(algorithm.prior_logits(observed), observed.embedding @ written.T)
+        torch.testing.assert_close(algorithm.prior_logits(features), features.embedding @ written.T)
 
 
-def test_the_frame_learns_from_agreement_alone() -> None:
+def test_the_pose_network_learns_from_agreement_alone() -> None:
     torch.manual_seed(0)
     backbone = build_backbone("small_cnn", channels=1, image_size=32)
     algorithm = SoloPlus(backbone, num_classes=3, frame=2)
@@ -114,7 +166,7 @@ def test_the_frame_learns_from_agreement_alone() -> None:
     found = algorithm.frame.pose.weight.grad.clone()
     assert found.abs().max() > 0
     algorithm.frame.zero_grad()
-    loss = disagreement(algorithm.frame(x), y, domain)
+    loss = domain_disagreement(algorithm.frame(x), y, domain)
     torch.testing.assert_close(terms["frame"], loss.detach())
     loss.backward()
     torch.testing.assert_close(found, algorithm.frame.pose.weight.grad)

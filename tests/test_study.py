@@ -24,7 +24,7 @@ from solodg.explain.swap_study import (
     study_run,
     style_study,
 )
-from solodg.models.image_norm import image_norms, normalise_by_image, others_statistics
+from solodg.models.image_norm import donor_statistics, image_norms, normalise_by_image
 from solodg.progress import NoProgress
 from solodg.runs import checkpoint
 from solodg.runs.config import Machine, RunConfig
@@ -101,15 +101,15 @@ def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> 
         generator = torch.Generator().manual_seed(1)
         x, frame = every(shown).x, studied.algorithm.frame
         maps = {
-            "own": lambda: frame.maps(x),
-            "same domain": lambda: frame.maps(x)[torch.randperm(len(x), generator=generator)],
-            "other domain": lambda: frame.maps(every(studied.targets[other]).x)[
+            "own": lambda: frame.poses(x),
+            "same domain": lambda: frame.poses(x)[torch.randperm(len(x), generator=generator)],
+            "other domain": lambda: frame.poses(every(studied.targets[other]).x)[
                 torch.randint(len(studied.targets[other]), (len(x),), generator=generator)
             ],
-            "mean": lambda: mean_pose(frame.maps(every(studied.centres).x)).expand(len(x), 2, 3),
+            "mean": lambda: mean_pose(frame.poses(every(studied.centres).x)).expand(len(x), 2, 3),
             "none": lambda: torch.eye(2, 3).expand(len(x), 2, 3),
         }[whose]()
-        logits = studied.algorithm.logits(studied.algorithm.observe(x, maps))
+        logits = studied.algorithm.logits(studied.algorithm.features(x, maps))
         return float((logits.argmax(1).numpy() == shown.labels).mean())
 
     for domain, accuracies in found.items():
@@ -164,19 +164,19 @@ def test_whose_statistics_normalise(tmp_path: Path) -> None:
             with torch.inference_mode():
                 right = asked.eval()(to_unit(part.images.take(range(20)))).argmax(1).numpy()
             assert found[name][whose] == pytest.approx((right == part.labels).mean())
-    assert all(norm.lender is None for norm in image_norms(studied.algorithm))  # as it was
+    assert all(norm.donor is None for norm in image_norms(studied.algorithm))  # as it was
 
 
-def test_others_statistics_are_those_they_have_themselves() -> None:
+def test_statistics_of_donors_are_those_that_they_have_themselves() -> None:
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm2d(3)
     net = torch.nn.Sequential(norm)
     normalise_by_image(net, (5.0,))
     net.eval()
     x, other = torch.rand(4, 3, 6, 6), 3 * torch.rand(4, 3, 6, 6)
-    with others_statistics(net, torch.arange(4, 8).repeat(2)):
+    with donor_statistics(net, torch.arange(4, 8).repeat(2)):
         lent = net(torch.cat([x, other]))
-    assert torch.equal(lent[4:], net(other))  # lenders are normalised by themselves
+    assert torch.equal(lent[4:], net(other))  # donors are normalised by themselves
     share = 36 / 41
     mean = share * other.mean((2, 3), keepdim=True)
     var = (1 - share) + share * other.var((2, 3), correction=0, keepdim=True)

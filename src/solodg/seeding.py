@@ -1,4 +1,4 @@
-"""One seed, one derived seed per purpose: what is random in a run is a pure function of them."""
+"""Random seeds: one derived seed per purpose, so that a run is a pure function of its seed."""
 
 import hashlib
 
@@ -7,14 +7,16 @@ import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for ``purpose``, independent of those for other purposes."""
+    """Returns a 63-bit seed for a purpose, independent of the seeds for other purposes."""
     text = "/".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Returns a NumPy generator seeded for a purpose."""
     return np.random.default_rng(derive(seed, *purpose))
 
 
 def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """Returns a torch generator seeded for a purpose, on the CPU."""
     return torch.Generator().manual_seed(derive(seed, *purpose))

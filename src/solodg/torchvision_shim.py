@@ -1,19 +1,19 @@
-"""Let ``import torchvision`` succeed beside a torch build whose operators it cannot load.
+"""Lets ``import torchvision`` succeed beside a torch build whose operators it cannot load.
 
 A torchvision wheel built for CUDA finds no compiled operators next to a CPU build of torch, and
 its import then fails on two operator names. This project uses only its Python parts (models,
-transforms, datasets), so declaring those names is enough. Does nothing where the import works.
+transforms, datasets), so declaring those names is enough.
 """
 
 import torch
 
 _MISSING = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_libraries: list[torch.library.Library] = []  # a library's operators live as long as it does
+_libraries: list[torch.library.Library] = []  # its operators vanish when it is freed
 
 
 def make_torchvision_importable() -> None:
-    """Declare torchvision's missing operators if, and only if, its import fails without them."""
+    """Declares torchvision's missing operators, if its import fails without them."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What flows through the house: batches, episodes, features, records."""
+"""Data types that all packages share: batches, episodes, features, records."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Labelled images of one or several domains."""
+    """Labelled images of one or several domains, with as many rows in each tensor."""
 
     x: Tensor  # (B, C, H, W) images, or (B, D + S) ready features
     y: Tensor  # (B,) class
@@ -16,27 +16,27 @@ class Batch(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One training step: a domain shift in miniature."""
+    """The images of one training step: a meta-target domain and meta-source domains."""
 
     source: Batch  # S': context of the meta-source domains
     target: Batch  # T': context of the meta-target domain, then its queries
-    num_context: int | None = None  # how many images of `target` are context; None: all are both
+    num_context: int | None = None  # context images of `target`; None: all are context and query
 
     @property
     def merged(self) -> Batch:
-        """All images, context of the meta-source first."""
+        """Returns all images as one batch, context of the meta-source first."""
         return Batch(*(torch.cat(halves) for halves in zip(self.source, self.target, strict=True)))
 
 
 class Features(NamedTuple):
-    """What a backbone says of an image."""
+    """What an extractor computes for each image."""
 
     embedding: Tensor  # (B, D) what is classified
     style: Tensor  # (B, S) channel means of every stage
 
 
 class Record(BaseModel):
-    """One score of one model on one domain, with all that is needed to trust and repeat it."""
+    """The score of one model on one domain, with all that is needed to repeat it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,5 +55,7 @@ class Record(BaseModel):
     data: dict[str, Any]
     time: dict[str, Any] = Field(default_factory=dict)
     stream: dict[str, Any] = Field(default_factory=dict)  # how test images came to an adapter
-    machine: dict[str, Any] = Field(default_factory=dict)  # its kind, never its name
-    cell: dict[str, Any] = Field(default_factory=dict)  # of a plan: key, part, parts
+    machine: dict[str, Any] = Field(
+        default_factory=dict
+    )  # what numbers depend on, never a host name
+    cell: dict[str, Any] = Field(default_factory=dict)  # place in a plan: key, part, parts

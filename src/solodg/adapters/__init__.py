@@ -1,4 +1,4 @@
-"""Test-time methods by name. Adding one: a file here, an entry below, a row in the README."""
+"""Test-time methods by name. To add one: a file here, an entry below, a row in the docs."""
 
 from solodg.adapters.base import Adapter
 from solodg.adapters.bn import BatchStatistics

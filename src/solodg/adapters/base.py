@@ -1,4 +1,4 @@
-"""What a test-time method is: a module around a trained algorithm, images to logits."""
+"""The interface of test-time methods: a module around a trained algorithm, images to logits."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,32 +11,33 @@ from solodg.algorithms import Algorithm
 
 
 class Adapter(nn.Module):
-    """Wraps a trained algorithm; `reset` restores it bit for bit.
+    """Adapts a trained algorithm to test images; `reset` restores the algorithm bit for bit.
 
-    Arguments besides the algorithm are the method's own, with its authors' defaults; their types
-    say what is allowed. Outside a call the algorithm is as it was, but for what was learned.
+    Further arguments belong to the method; defaults are its authors', and types say which values
+    are allowed. Between calls only the weights that the method trains may differ from before.
     """
 
-    single_sample: ClassVar[bool]  # True: row i of a batch equals image i alone
-    trained_by: ClassVar[str | None] = None  # the one algorithm whose models it can adapt
+    single_sample: ClassVar[bool]  # whether row i of a batch equals image i alone
+    trained_by: ClassVar[str | None] = None  # the only algorithm that it can adapt
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
         self.algorithm = algorithm
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) images -> (B, C) logits."""
+        """Returns logits (B, C) of images (B, ...), and may adapt to them."""
         raise NotImplementedError
 
     def probabilities(self, x: Tensor) -> Tensor:
+        """Returns class probabilities (B, C) of images, and may adapt to them."""
         return torch.softmax(self(x), dim=1)
 
     def reset(self) -> None:
-        """Forget everything that test images taught."""
+        """Undoes all adaptation to test images."""
 
 
-class Memory:
-    """Tensors as they were, to put back."""
+class Snapshot:
+    """Keeps copies of tensors, to restore them in place."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
@@ -44,13 +45,17 @@ class Memory:
 
     @torch.no_grad()
     def restore(self) -> None:
+        """Sets the tensors to their values at the time of the copy."""
         for tensor, value in zip(self.tensors, self.before, strict=True):
             tensor.copy_(value)
 
 
 @contextmanager
 def learning(model: nn.Module, weights: Iterable[Tensor]) -> Iterator[None]:
-    """Gradients of these weights and no others, although evaluation around it has none."""
+    """Inside, these weights of a model have gradients and its others have none.
+
+    It works inside inference mode, in which evaluation calls adapters.
+    """
     before = [(p, p.requires_grad) for p in model.parameters()]
     chosen = {id(weight) for weight in weights}
     for parameter, _ in before:
@@ -65,7 +70,7 @@ def learning(model: nn.Module, weights: Iterable[Tensor]) -> Iterator[None]:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Of each row's softmax; a class at -inf is no class: (B, C) -> (B,)."""
+    """Returns the entropy (B,) of the softmax of logits (B, C); classes with -inf do not count."""
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     return -(p * log_p.masked_fill(p == 0, 0.0)).sum(1)

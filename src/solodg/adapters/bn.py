@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solodg.adapters.base import Adapter, Memory
+from solodg.adapters.base import Adapter, Snapshot
 from solodg.algorithms import Algorithm
 from solodg.errors import UserError
 
@@ -15,24 +15,27 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 class BatchStatistics(Adapter):
-    """Nothing is learned: every batch is normalised by itself."""
+    """Normalises every batch by its own statistics; trains nothing."""
 
     single_sample: ClassVar[bool] = False
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm)
         self.norms = batch_norms(algorithm)
-        self.memory = Memory(stored_statistics(self.norms))
+        self.snapshot = Snapshot(stored_statistics(self.norms))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns logits (B, C) of images normalised by the statistics of their batch."""
         with batch_statistics(self.norms):
             return logits_of_batch(self.algorithm, x)
 
     def reset(self) -> None:
-        self.memory.restore()
+        """Restores the stored statistics, which a batch with NaN may have spoiled."""
+        self.snapshot.restore()
 
 
 def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
+    """Returns all BatchNorms of the backbone; a user error where there are none."""
     found = [m for m in algorithm.backbone.modules() if isinstance(m, BatchNorm)]
     if not found:
         raise UserError(
@@ -43,15 +46,15 @@ def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
 
 
 def stored_statistics(norms: list[BatchNorm]) -> list[Tensor]:
-    """What a batch with a number that is none would spoil, whatever the momentum."""
+    """Returns the running statistics, which a batch with NaN spoils even with momentum 0."""
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 @contextmanager
 def batch_statistics(norms: list[BatchNorm]) -> Iterator[None]:
-    """Normalise by the batch, and leave the stored statistics as they are."""
+    """Inside, BatchNorms use the statistics of the batch and do not update the stored ones."""
     before = [(norm.momentum, norm.training) for norm in norms]
-    counters = Memory([n.num_batches_tracked for n in norms if n.num_batches_tracked is not None])
+    counters = Snapshot([n.num_batches_tracked for n in norms if n.num_batches_tracked is not None])
     for norm in norms:
         norm.momentum = 0.0
         norm.train()
@@ -65,8 +68,11 @@ def batch_statistics(norms: list[BatchNorm]) -> Iterator[None]:
 
 
 def logits_of_batch(algorithm: Algorithm, x: Tensor) -> Tensor:
-    """Of a single image too; where its maps shrink to one pixel, which torch refuses to normalise
-    by itself, it goes in twice: the same statistics."""
+    """Returns the logits (B, C) of a batch under batch statistics, even of a single image.
+
+    Torch refuses to normalise a single value per channel. A single image whose maps shrink to one
+    pixel goes in twice, which has the same statistics.
+    """
     try:
         logits: Tensor = algorithm(x)
     except ValueError as error:

@@ -1,10 +1,10 @@
 """MEMO: one image, many augmented copies, one step (Zhang, Levine and Finn, NeurIPS 2022).
 
-Every weight that the prediction reads takes a step down the entropy of the mean prediction over
-augmented copies of the one image; then the image is predicted, and all is put back. (`solo`
-predicts from what it wrote of the sources, so the weights that wrote it stay.) The authors' AugMix
-needs image operations of its own; here a copy is a random crop of 0.7 to 1 of the area, enlarged;
-all images get the same crops.
+All weights that the prediction depends on take a step down the entropy of the mean prediction over
+augmented copies of the image. Then the image is predicted, and the weights are restored. (`solo`
+predicts from buffers that `finalize` wrote, so the weights that wrote them do not change.) The
+authors augment by AugMix, which needs further image operations; here a copy is a random crop of 0.7
+to 1 of the area, enlarged. All images get the same crops.
 """
 
 import math
@@ -15,12 +15,12 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.adapters.base import Adapter, Memory, learning
+from solodg.adapters.base import Adapter, Snapshot, learning
 from solodg.algorithms import Algorithm
 
 
 class Memo(Adapter):
-    """`copies` per image and one step of SGD."""
+    """Takes one step of SGD on `copies` of each image before predicting it."""
 
     single_sample: ClassVar[bool] = True
 
@@ -34,9 +34,10 @@ class Memo(Adapter):
         super().__init__(algorithm)
         self.copies, self.learning_rate = copies, learning_rate
         self.weights = [p for p in algorithm.parameters() if p.is_floating_point()]
-        self.memory = Memory(list(self.weights))
+        self.snapshot = Snapshot(list(self.weights))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns logits (B, C), with a separate adaptation to each image."""
         return torch.cat([self._one(image[None]) for image in x])
 
     def _one(self, image: Tensor) -> Tensor:
@@ -51,15 +52,16 @@ class Memo(Adapter):
                 if gradient is not None:
                     weight.sub_(self.learning_rate * gradient)
             logits: Tensor = self.algorithm(image)
-        self.memory.restore()
+        self.snapshot.restore()
         return logits
 
     def reset(self) -> None:
-        self.memory.restore()
+        """Restores the weights."""
+        self.snapshot.restore()
 
 
 def random_crops(image: Tensor, count: int) -> Tensor:
-    """(1, C, H, W) -> (count, C, H, W), the same crops at every call."""
+    """Returns crops of an image, the same at every call: (1, C, H, W) -> (count, C, H, W)."""
     generator = torch.Generator().manual_seed(0)
     side = (0.7 + 0.3 * torch.rand(count, generator=generator)).sqrt()
     shift = (2 * torch.rand(count, 2, generator=generator) - 1) * (1 - side)[:, None]

@@ -1,4 +1,4 @@
-"""No adapter: the algorithm as it was trained."""
+"""No test-time method: the algorithm as it was trained."""
 
 from typing import ClassVar
 
@@ -8,13 +8,15 @@ from solodg.adapters.base import Adapter
 
 
 class NoAdapter(Adapter):
-    """Plain prediction, with the algorithm's own probabilities."""
+    """Predicts with the algorithm as it is."""
 
     single_sample: ClassVar[bool] = True
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the algorithm's logits (B, C)."""
         logits: Tensor = self.algorithm(x)
         return logits
 
     def probabilities(self, x: Tensor) -> Tensor:
+        """Returns the algorithm's own probabilities (B, C)."""
         return self.algorithm.probabilities(x)

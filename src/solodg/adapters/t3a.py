@@ -1,8 +1,8 @@
 """T3A: a classifier of prototypes that test images adjust (Iwasawa and Matsuo, NeurIPS 2021).
 
-Supports start as the rows of the classifier. Each test embedding joins the class it is taken for;
-per class the `keep` supports of lowest entropy stay; logits are products with their normalised mean
-direction. No gradients. Online: supports stay until `reset`.
+The first supports are the rows of the classifier. Each test embedding becomes a support of its
+predicted class; each class keeps the supports of lowest entropy. Logits are products with their
+normalised mean direction. It needs no gradients. Supports stay until `reset`.
 """
 
 from typing import ClassVar
@@ -17,7 +17,7 @@ from solodg.algorithms import Algorithm
 
 
 class T3A(Adapter):
-    """`keep` supports per class."""
+    """Classifies by the mean direction of the `keep` most certain supports of each class."""
 
     single_sample: ClassVar[bool] = False
 
@@ -25,18 +25,19 @@ class T3A(Adapter):
         super().__init__(algorithm)
         self.keep = keep
         self.supports: Tensor  # (N, D)
-        self.classes: Tensor  # (N,) what each is taken for
+        self.classes: Tensor  # (N,) predicted class of each
         self.entropies: Tensor  # (N,)
         self.reset()
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        """Returns logits (B, C) after adding the images to the supports."""
         z, logits = self.algorithm.embed_and_classify(x)
-        self._learn(z, logits)
+        self._add(z, logits)
         directions = F.normalize(F.normalize(self.supports, dim=1).T @ self._one_hot(), dim=0)
         return z @ directions
 
-    def _learn(self, z: Tensor, logits: Tensor) -> None:
+    def _add(self, z: Tensor, logits: Tensor) -> None:
         self.supports = torch.cat([self.supports, z])
         self.classes = torch.cat([self.classes, logits.argmax(1)])
         self.entropies = torch.cat([self.entropies, entropy(logits)])
@@ -51,6 +52,7 @@ class T3A(Adapter):
 
     @torch.no_grad()
     def reset(self) -> None:
+        """Starts again with the rows of the classifier as supports."""
         rows, bias = self.algorithm.linear_classifier()
         logits = rows @ rows.T + bias
         self.supports = rows.clone()

@@ -1,8 +1,8 @@
 """Tent: entropy minimisation on batches of test images (Wang et al., ICLR 2021).
 
-BatchNorm takes the statistics of the batch; its scales and shifts are trained on the entropy of the
-predictions, by Adam. What is returned are the logits from before the (last) update. Online: what
-was learned stays until `reset`.
+BatchNorm uses the statistics of the batch; its scales and shifts are trained on the entropy of the
+predictions, by Adam. The logits are those from before the (last) update. Updates stay until
+`reset`.
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from solodg.adapters.base import Adapter, Memory, entropy, learning
+from solodg.adapters.base import Adapter, Snapshot, entropy, learning
 from solodg.adapters.bn import (
     batch_norms,
     batch_statistics,
@@ -22,7 +22,7 @@ from solodg.algorithms import Algorithm
 
 
 class Tent(Adapter):
-    """`steps` updates per batch."""
+    """Takes `steps` updates of BatchNorm's scales and shifts on each batch."""
 
     single_sample: ClassVar[bool] = False
 
@@ -35,15 +35,16 @@ class Tent(Adapter):
         self.affine: list[nn.Parameter] = [
             p for norm in self.norms for p in (norm.weight, norm.bias) if p is not None
         ]
-        self.memory = Memory([*self.affine, *stored_statistics(self.norms)])
+        self.snapshot = Snapshot([*self.affine, *stored_statistics(self.norms)])
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.affine, lr=self.learning_rate)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns logits (B, C) from before the last update on this batch."""
         with learning(self.algorithm, self.affine), batch_statistics(self.norms):
-            x = x.clone()  # a tensor of inference mode cannot be learned from
+            x = x.clone()  # a tensor of inference mode has no gradient
             for _ in range(self.steps):
                 logits = logits_of_batch(self.algorithm, x)
                 self.optimizer.zero_grad()
@@ -52,5 +53,6 @@ class Tent(Adapter):
         return logits.detach()
 
     def reset(self) -> None:
-        self.memory.restore()
+        """Restores scales, shifts and statistics, and the state of the optimiser."""
+        self.snapshot.restore()
         self.optimizer = self._optimizer()

@@ -1,7 +1,7 @@
-"""Test-time training (Sun et al., ICML 2020): learn from the one image how it was turned.
+"""Test-time training (Sun et al., ICML 2020): learns from rotated copies of the single image.
 
-Ten steps of SGD on quarter turns of the test image train the backbone through the rotation head
-that the algorithm `ttt` has; then the image is classified, and all is put back.
+Ten steps of SGD on rotations of the test image train the backbone through the rotation head of the
+algorithm `ttt`. Then the image is classified, and the weights are restored.
 """
 
 from typing import ClassVar
@@ -10,14 +10,14 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from solodg.adapters.base import Adapter, Memory, learning
+from solodg.adapters.base import Adapter, Snapshot, learning
 from solodg.algorithms import Algorithm
-from solodg.algorithms.ttt import TTT, turned
+from solodg.algorithms.ttt import TTT, rotated
 from solodg.errors import UserError
 
 
 class TestTimeTraining(Adapter):
-    """For models trained by the algorithm `ttt`."""
+    """Takes `steps` of SGD on rotations of each image; for models of the algorithm `ttt`."""
 
     single_sample: ClassVar[bool] = True
     trained_by: ClassVar[str | None] = "ttt"
@@ -30,26 +30,28 @@ class TestTimeTraining(Adapter):
             raise UserError("the adapter ttt needs a model trained with --algorithm ttt.")
         self.steps, self.learning_rate = steps, learning_rate
         self.weights = [*algorithm.backbone.parameters(), *algorithm.rotation.parameters()]
-        self.memory = Memory(list(self.weights))
+        self.snapshot = Snapshot(list(self.weights))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns logits (B, C), with a separate adaptation to each image."""
         return torch.cat([self._one(image[None]) for image in x])
 
     def _one(self, image: Tensor) -> Tensor:
         algorithm = self.algorithm
         assert isinstance(algorithm, TTT)
         with learning(algorithm, self.weights):
-            turns = torch.arange(4, device=image.device)
-            copies = turned(image.clone().expand(4, -1, -1, -1), turns)
+            quarters = torch.arange(4, device=image.device)
+            copies = rotated(image.clone().expand(4, -1, -1, -1), quarters)
             optimizer = torch.optim.SGD(self.weights, lr=self.learning_rate)
             for _ in range(self.steps):
                 optimizer.zero_grad()
-                algorithm.rotation_loss(copies, turns).backward()
+                algorithm.rotation_loss(copies, quarters).backward()
                 optimizer.step()
         with torch.no_grad():
             logits: Tensor = algorithm(image)
-        self.memory.restore()
+        self.snapshot.restore()
         return logits
 
     def reset(self) -> None:
-        self.memory.restore()
+        """Restores the weights."""
+        self.snapshot.restore()

@@ -1,9 +1,7 @@
-"""Training-time methods by name. Adding one: a file here, an entry below, a row in the README."""
+"""Training-time methods by name. To add one: a file here, an entry below, a row in the docs."""
 
 import inspect
 from typing import Any
-
-from torch import nn
 
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.coral import CORAL
@@ -18,9 +16,10 @@ from solodg.algorithms.masf import MASF
 from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.rsc import RSC
-from solodg.algorithms.solo.method import Solo
-from solodg.algorithms.solo_plus.method import SoloPlus
+from solodg.algorithms.solo import Solo
+from solodg.algorithms.solo_plus import SoloPlus
 from solodg.algorithms.ttt import TTT
+from solodg.models.extractor import Extractor
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "erm": ERM,
@@ -42,9 +41,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def build_algorithm(
-    name: str, backbone: nn.Module, *, num_classes: int, num_domains: int, **arguments: Any
+    name: str, backbone: Extractor, *, num_classes: int, num_domains: int, **arguments: Any
 ) -> Algorithm:
-    """By name; a method that has something of its own for each source domain is told how many."""
+    """Builds an algorithm by name.
+
+    `num_domains` goes to those that have parameters for each source domain.
+    """
     kind = ALGORITHMS[name]
     if "num_domains" in inspect.signature(kind).parameters:
         arguments["num_domains"] = num_domains

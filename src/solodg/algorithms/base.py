@@ -1,4 +1,4 @@
-"""What a training-time method is: losses for an episode, then logits for images."""
+"""The interface of training-time methods: losses for an episode, then logits for images."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -8,51 +8,54 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.errors import UserError
+from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
 
 
 class Outputs(NamedTuple):
-    """All that a method says of a batch of images, (B, C) each."""
+    """The predictions of an algorithm for a batch of images, (B, C) each."""
 
     logits: Tensor
     probabilities: Tensor
-    before: Tensor | None  # probabilities before adapting to the image, of methods that adapt
+    before: Tensor | None  # probabilities before adaptation to the image; None: no adaptation
 
 
 class Algorithm(nn.Module):
-    """A backbone (`embedding_dim`, `style_dim`, images -> Features) and what a method puts on it.
+    """A training-time method on top of an extractor.
 
-    An algorithm returns losses; it never steps an optimiser. What prediction needs is a parameter
-    or a buffer, nothing else. A prediction depends on its own image only: row i of a batch equals
-    the prediction for image i alone.
+    An algorithm returns losses; the training loop owns the optimiser. Everything that prediction
+    needs is a parameter or a buffer. A prediction depends on its own image only: row i of a batch
+    equals the prediction for image i alone.
     """
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
-    target_images: ClassVar[int] = 0  # unlabelled images of a test domain that it must see first
-    # What the method wants of a run where the user says nothing, from "random" and from
-    # "pretrained" weights: values of the run's configuration.
+    target_images: ClassVar[int] = 0  # unlabelled images of a test domain for `see_target`
+    # Values of the run's configuration that replace the general defaults, for a start from
+    # "random" and from "pretrained" weights; options of the user go first.
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": {"label_smoothing": 0.1, "decay": "cosine"},
         "pretrained": {},
     }
-    label_smoothing: float = 0.0  # an option of training: every cross-entropy on labels takes it
+    label_smoothing: float = 0.0  # an option of training, set after construction
 
-    def __init__(self, backbone: nn.Module, *, num_classes: int) -> None:
+    def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
         super().__init__()
         self.backbone = backbone
         self.num_classes = num_classes
 
     def embed(self, x: Tensor) -> Tensor:
-        """The embedding without the style, which costs a little and not every method reads."""
-        embedding: Tensor = self.backbone.embed(x)  # type: ignore[operator]
-        return embedding
+        """Returns the embedding (B, D) of images."""
+        return self.backbone.embed(x)
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
-        """`"loss"`, to minimise, and whatever else is worth logging."""
+        """Returns `"loss"`, to minimise, and further terms to log, by name."""
         raise NotImplementedError
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean over rows, smoothed as training asks; classes at -inf are no classes here."""
+        """Returns the mean cross-entropy of logits (B, C), with this run's label smoothing.
+
+        Classes with logit -inf take no part in the smoothing.
+        """
         if not self.label_smoothing:
             return F.cross_entropy(logits, y)
         log_p = logits.log_softmax(1)
@@ -62,44 +65,49 @@ class Algorithm(nn.Module):
         return -((1 - self.label_smoothing) * own + self.label_smoothing * spread).mean()
 
     def finalize(self, source: Iterable[Batch]) -> None:
-        """Store what prediction needs of the source training images. Called in eval mode."""
+        """Stores what prediction needs of the source training images. Called in eval mode."""
 
     def see_target(self, x: Tensor) -> None:
-        """Unlabelled images of the domain that is scored next, where `target_images` asks for them.
+        """Stores what prediction needs of unlabelled images of the domain that is scored next.
 
-        Called in eval mode, anew for every domain; what is kept of them is a buffer.
+        Called in eval mode before each domain, with up to `target_images` images.
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) images -> (B, C) logits."""
+        """Returns logits (B, C) of images (B, ...)."""
         raise NotImplementedError
 
     def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`embed` and `forward`; after one pass through the backbone, where a method can."""
+        """Returns embedding (B, D) and logits (B, C); subclasses do it in one backbone pass."""
         return self.embed(x), self(x)
 
     def linear_classifier(self) -> tuple[Tensor, Tensor | float]:
-        """Rows (C, D) and bias of a classifier on `embed`, where a method has one for all."""
+        """Returns weight (C, D) and bias of the linear classifier on `embed` for all images.
+
+        Raises a user error where the method has none.
+        """
         raise UserError(
             f"{type(self).__name__} has no linear classifier that is one for all images."
         )
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """(B, ...) images -> (B, C) class probabilities, as honest as the method can."""
+        """Returns class probabilities (B, C) of images, as well calibrated as the method can."""
         return torch.softmax(self(x), dim=1)
 
     def outputs(self, x: Tensor) -> Outputs:
-        """`forward` and `probabilities` after one pass through the backbone."""
+        """Returns logits and probabilities, before and after adaptation, in one backbone pass."""
         logits = self(x)
         return Outputs(logits, torch.softmax(logits, dim=1), None)
 
 
-def image_channels(backbone: nn.Module, need: str) -> int:
-    """Of the images that the backbone reads; refused where that are stored features."""
-    channels = getattr(backbone, "channels", None)
-    if channels is None:
+def image_channels(backbone: Extractor, need: str) -> int:
+    """Returns the channels of the images that a backbone reads.
+
+    Raises a user error, beginning with `need`, where it reads stored features.
+    """
+    if backbone.channels is None:
         raise UserError(
             f"{need}: it cannot work on stored features of a frozen backbone. Train without "
             "--freeze-backbone, e.g. with --train-stages."
         )
-    return int(channels)
+    return backbone.channels

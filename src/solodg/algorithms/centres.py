@@ -1,4 +1,4 @@
-"""Class centres: what the context images of a domain say about its classes; means of groups."""
+"""Class centres of domains, and means and losses of groups of rows."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Centres(NamedTuple):
-    """Mean embedding per class; a class without images has a zero row and `present` False."""
+    """The mean embedding of each class; a class without images has a zero row."""
 
     mean: Tensor  # (C, D)
     present: Tensor  # (C,) bool
 
 
 class CentreSums:
-    """Sums of embeddings per domain and class, added up batch by batch."""
+    """Sums up embeddings by domain and class, batch by batch, to compute class centres."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -22,6 +22,7 @@ class CentreSums:
         self.counts: dict[int, Tensor] = {}  # domain -> (C,)
 
     def add(self, z: Tensor, y: Tensor, domain: Tensor) -> "CentreSums":
+        """Adds embeddings (B, D) with their classes (B,) and domains (B,); returns itself."""
         one_hot = torch.nn.functional.one_hot(y, self.num_classes).to(z.dtype)  # (B, C)
         for d in domain.unique().tolist():
             mask = (domain == d).to(z.dtype)[:, None] * one_hot  # (B, C)
@@ -31,10 +32,11 @@ class CentreSums:
 
     @property
     def domains(self) -> list[int]:
+        """Returns the domains seen so far, in order."""
         return sorted(self.sums)
 
     def over(self, domains: list[int]) -> Centres:
-        """Mean of the domains' centres, each class over the domains that have it."""
+        """Returns the mean of the domains' centres, each class over the domains that have it."""
         counts = torch.stack([self.counts[d] for d in domains])  # (domains, C)
         sums = torch.stack([self.sums[d] for d in domains])  # (domains, C, D)
         centres = sums / counts.clamp_min(1)[..., None]
@@ -44,13 +46,19 @@ class CentreSums:
 
 
 def group_means(rows: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean row of each group that there is, in their order, and which of them is each row's."""
+    """Returns the mean row of each group, (groups, D), and the position of each row's group, (N,).
+
+    Rows are (N, D), group numbers (N,); the means are in the order of the numbers.
+    """
     _, number = group.unique(return_inverse=True)
     members = torch.nn.functional.one_hot(number).to(rows.dtype)  # (N, groups)
     return members.T @ rows / members.sum(0)[:, None], number
 
 
 def prototype_loss(code: Tensor, domain: Tensor) -> Tensor:
-    """Returns the cross-entropy of the domain by squared distances to the domains' mean codes."""
+    """Returns the cross-entropy of the domain (B,) given the code (B, K).
+
+    The logits are minus the squared distances to the domains' mean codes.
+    """
     centres, number = group_means(code, domain)
     return torch.nn.functional.cross_entropy(-torch.cdist(code, centres).square(), number)

@@ -1,30 +1,33 @@
-"""Deep CORAL (Sun and Saenko, ECCV workshops 2016): embeddings of all domains with equal moments.
+"""Deep CORAL (Sun and Saenko, ECCV workshops 2016): aligns the moments of all domains.
 
 With m_d and C_d the mean and the covariance of the embeddings of domain d in the episode:
 
     loss = CE + gamma * mean over pairs of domains of [MSE(m_d, m_e) + MSE(C_d, C_e)]
 
-The paper aligns covariances of two domains; means and pairs are how it is used on several.
+The paper aligns the covariances of two domains. For several domains it is common to align means
+too, and to average over pairs.
 """
 
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class CORAL(ERM):
-    """Cross-entropy and, by `gamma`, the distance between the domains' moments."""
+    """ERM with a penalty, weighted by `gamma`, on the distance between the domains' moments."""
 
-    def __init__(self, backbone: nn.Module, *, num_classes: int, gamma: float = 1.0) -> None:
+    def __init__(self, backbone: Extractor, *, num_classes: int, gamma: float = 1.0) -> None:
         super().__init__(backbone, num_classes=num_classes)
         self.gamma = gamma
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the cross-entropy plus `gamma` times the moment distance, and both terms."""
         batch = episode.merged
         z = self.embed(batch.x)
         class_loss = self.cross_entropy(self.classifier(z), batch.y)
@@ -37,7 +40,10 @@ class CORAL(ERM):
 
 
 def moment_distance(z: Tensor, domain: Tensor) -> Tensor:
-    """Mean over pairs of domains; one with a single image has no covariance, only a mean."""
+    """Returns the distance of means and covariances of z (B, D), averaged over pairs of domains.
+
+    A pair with a domain of a single image, which has no covariance, counts its means only.
+    """
     parts = [z[domain == d] for d in domain.unique()]
     distances = []
     for one, other in combinations(parts, 2):

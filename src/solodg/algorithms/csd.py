@@ -1,27 +1,32 @@
 """Common-specific decomposition (Piratla, Netrapalli, Sarawagi, ICML 2020).
 
-The classifier of domain d is a mix of K: a common one W_0 and specific ones,
+The classifier of domain d is a mix of K classifiers: a common one W_0 and specific ones,
 
     W_d = tanh(c_0) W_0 + sum over k > 0 of tanh(c_dk) W_k
     loss = CE under W_0 + CE under W_d + mean of (W W^T - I)^2
 
 where W is (K, D), the rows of the K classifiers for one class, and the last mean is over classes
-and pairs. Only the common one predicts. Weights, start and K = 2 are the authors'.
+and pairs. Only the common one predicts. Weights, initialisation and K = 2 are the authors'.
 """
 
 import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.erm import ERM
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class CSD(ERM):
-    """Cross-entropies of a common and of the domains' classifiers, of a few orthonormal ones."""
+    """ERM with `components` classifiers: one common, the others mixed in by domain.
+
+    `specific_weight` weighs the cross-entropy of the mixed classifiers, `orthonormality_weight`
+    the penalty that keeps the components apart.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         num_domains: int,
@@ -42,6 +47,7 @@ class CSD(ERM):
         self.domain_shares = nn.Parameter(1e-4 * torch.randn(num_domains, others))  # c_dk
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the sum of both cross-entropies and the orthonormality penalty, and the terms."""
         batch = episode.merged
         z = self.embed(batch.x)
         common: Tensor = self.classifier(z)
@@ -58,20 +64,20 @@ class CSD(ERM):
         }
 
     def _domain_logits(self, z: Tensor, common: Tensor, domain: Tensor) -> Tensor:
-        """(B, D) embeddings of domains (B,) -> (B, C) logits under W_d, from those under W_0."""
+        """Returns logits (B, C) under W_d, from those under W_0 (`common`)."""
         each = self.specific(z).unflatten(1, (-1, self.num_classes))  # (B, K - 1, C)
         shares = self.domain_shares[domain].tanh()[:, :, None]  # (B, K - 1, 1)
         logits: Tensor = self.common_share.tanh() * common + (shares * each).sum(1)
         return logits
 
     def _components(self) -> Tensor:
-        """(K, C, D)"""
+        """Returns the K classifiers, (K, C, D)."""
         specific = self.specific.weight.unflatten(0, (-1, self.num_classes))
         return torch.cat([self.classifier.weight[None], specific])
 
 
 def orthonormality_loss(components: Tensor) -> Tensor:
-    """(K, C, D) -> how far, for each class, its K rows are from orthonormal."""
+    """Returns how far the K rows of each class are from orthonormal, for (K, C, D)."""
     rows = components.transpose(0, 1)  # (C, K, D)
     products = rows @ rows.mT  # (C, K, K)
     return (products - torch.eye(len(components)).to(products)).square().mean()

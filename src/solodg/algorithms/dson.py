@@ -1,16 +1,16 @@
 """Domain-specific optimised normalisation (Seo et al., ECCV 2020).
 
-Every BatchNorm of the backbone becomes one per source domain, with scale and shift of its own. It
+Every BatchNorm of the backbone becomes one per source domain, each with its own scale and shift. It
 normalises image n of domain d by
 
     mean      w_d * batch mean_d     + (1 - w_d) * instance mean_n
     variance  w_d * batch variance_d + (1 - w_d) * instance variance_n       w_d = sigmoid(mix_d)
 
-per channel, the batch being the images of domain d; at test, its running statistics. A test image
-goes through every domain's branch, and the probabilities are averaged: a prediction costs as many
-forward passes as there are source domains. It needs BatchNorm, no `--image-norm` (it mixes in the
-image's statistics itself), and no frozen backbone; on pretrained weights too the statistics of the
-domains are learned, those of stages that `--train-stages` leaves as they are among them.
+per channel. The batch is the episode's images of domain d; at test its running statistics are used.
+A test image goes through every domain's branch, and the probabilities are averaged: a prediction
+costs as many forward passes as there are source domains. It needs a backbone with BatchNorm that is
+not frozen, and no `--image-norm` (it mixes in the image's statistics itself). It learns statistics
+of the domains even in pretrained stages that `--train-stages` does not train.
 """
 
 import copy
@@ -26,41 +26,43 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import Algorithm
 from solodg.errors import UserError
-from solodg.models.image_norm import channel_statistics, image_norms, replace_batch_norms, scaled
+from solodg.models.extractor import Extractor
+from solodg.models.image_norm import channel_statistics, image_norms, normalise, replace_batch_norms
 from solodg.types import Episode
 
 _domain_of_images: ContextVar[Tensor] = ContextVar("domain of each image")  # (B,), by thread
 
-
-_BATCH_ALONE = 20.0  # whose sigmoid is 1
+_BATCH_ALONE = 20.0  # its sigmoid is 1
 
 
 class DSON(Algorithm):
-    """One linear classifier on a backbone that normalises each source domain in its own way."""
+    """ERM on a backbone with normalisation layers for each of `num_domains` source domains."""
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = Algorithm.recipes | {
         "pretrained": Algorithm.recipes["pretrained"] | {"freeze_norm": False}
     }
 
-    def __init__(self, backbone: nn.Module, *, num_classes: int, num_domains: int) -> None:
+    def __init__(self, backbone: Extractor, *, num_classes: int, num_domains: int) -> None:
         super().__init__(normalised_by_domain(backbone, num_domains), num_classes=num_classes)
         self.num_domains = num_domains
-        self.classifier = nn.Linear(int(backbone.embedding_dim), num_classes)  # type: ignore[arg-type]
+        self.classifier = nn.Linear(backbone.embedding_dim, num_classes)
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the cross-entropy with each image in the branch of its domain."""
         batch = episode.merged
         logits = self.classifier(self._embed_as(batch.x, batch.domain))
         return {"loss": self.cross_entropy(logits, batch.y)}
 
     def embed(self, x: Tensor) -> Tensor:
-        """Mean over the branches."""
+        """Returns the embedding (B, D), averaged over the branches."""
         return torch.stack(self._branches(x)).mean(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log of the probabilities' mean over the branches."""
+        """Returns the log of the probabilities (B, C), averaged over the branches."""
         return self._classify(self._branches(x))
 
     def embed_and_classify(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean embedding (B, D) and log probabilities (B, C), in one pass per branch."""
         branches = self._branches(x)
         return torch.stack(branches).mean(0), self._classify(branches)
 
@@ -69,7 +71,7 @@ class DSON(Algorithm):
         return log_p.logsumexp(0) - math.log(self.num_domains)
 
     def _branches(self, x: Tensor) -> list[Tensor]:
-        """The embeddings (B, D) of the images as if they were of each source domain in turn."""
+        """Returns the embeddings (B, D) of the images in the branch of each source domain."""
         numbers = torch.arange(self.num_domains, device=x.device)
         return [self._embed_as(x, number.expand(x.shape[0])) for number in numbers]
 
@@ -80,7 +82,7 @@ class DSON(Algorithm):
 
 @contextmanager
 def images_of(domain: Tensor) -> Iterator[None]:
-    """What goes through a DomainNorm inside is of these domains: (B,)."""
+    """Inside, DomainNorm layers take the images of a batch to be of these domains (B,)."""
     token = _domain_of_images.set(domain)
     try:
         yield
@@ -89,9 +91,9 @@ def images_of(domain: Tensor) -> Iterator[None]:
 
 
 class DomainNorm(nn.BatchNorm2d):
-    """In place of a BatchNorm and whatever activation that has; all domains start as it was.
+    """Replaces a BatchNorm (with its activation, if any) by one per domain, all starting as it.
 
-    A BatchNorm still to those who look for them: options and adapters work on it as on others.
+    It is a subclass of BatchNorm2d, so that options and adapters for BatchNorm work on it.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, num_domains: int) -> None:
@@ -107,7 +109,7 @@ class DomainNorm(nn.BatchNorm2d):
             each = nn.Parameter(start.detach().repeat(num_domains, 1), start.requires_grad)
             setattr(self, name, each)  # (domains, C)
         like = self.weight
-        # Where nothing is trained, there is nothing to learn a mix with: the batch's statistics.
+        # A layer that is not trained cannot learn a mix: it uses the batch's statistics.
         start = 0.0 if like.requires_grad else _BATCH_ALONE
         self.mix = nn.Parameter(like.detach().new_full((num_domains,), start), like.requires_grad)
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
@@ -115,6 +117,7 @@ class DomainNorm(nn.BatchNorm2d):
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the normalised and activated maps (B, C, H, W) of images inside `images_of`."""
         domain = _domain_of_images.get()
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         own_mean, own_var = channel_statistics(wide)  # (B, C)
@@ -127,41 +130,40 @@ class DomainNorm(nn.BatchNorm2d):
         share = self.mix.sigmoid()[domain, None]  # (B, 1)
         mean = share * mean[domain] + (1 - share) * own_mean
         var = share * var[domain] + (1 - share) * own_var
-        scale = self.weight[domain] * torch.rsqrt(var + self.eps)  # (B, C)
-        shift = self.bias[domain] - mean * scale
-        normalised = scaled(wide, scale, shift)
+        normalised = normalise(wide, mean, var, self.eps, self.weight[domain], self.bias[domain])
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
 
     def _batch_statistics(
         self, own_mean: Tensor, own_var: Tensor, domain: Tensor, pixels: int
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each domain's images (domains, C), which are also remembered."""
+        """Returns mean and variance of each domain's images (domains, C), and stores them."""
         members = F.one_hot(domain, len(self.mix)).to(own_mean.dtype)  # (B, domains)
         count = members.sum(0)[:, None]
         share = (members / count.T.clamp(min=1))[:, :, None]  # (B, domains, 1)
         mean = (share * own_mean[:, None]).sum(0)
         spread = own_var + (own_mean - mean[domain]).square()
         var = (share * spread[:, None]).sum(0)
-        self._remember(mean.detach(), var.detach(), count, count * pixels)
+        self._update_running(mean.detach(), var.detach(), count, count * pixels)
         return mean, var
 
-    def _remember(self, mean: Tensor, var: Tensor, images: Tensor, values: Tensor) -> None:
+    def _update_running(self, mean: Tensor, var: Tensor, images: Tensor, values: Tensor) -> None:
+        """Updates the running statistics of the domains that have images in this batch."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
         self.num_batches_tracked.add_(1)
-        here = (images > 0).to(mean.dtype)  # a domain that is not here learns nothing
-        rate = self.momentum * here
+        present = (images > 0).to(mean.dtype)  # (domains, 1)
+        rate = self.momentum * present
         unbiased = var * values / (values - 1).clamp(min=1)
         self.running_mean += rate * (mean - self.running_mean)
         self.running_var += rate * (unbiased - self.running_var)
 
 
-def normalised_by_domain(backbone: nn.Module, num_domains: int) -> nn.Module:
-    """A copy of the backbone with a DomainNorm for each BatchNorm."""
-    backbone = copy.deepcopy(backbone)  # the caller's stays as it is: it may start another run
+def normalised_by_domain(backbone: Extractor, num_domains: int) -> Extractor:
+    """Returns a copy of the backbone with a DomainNorm in the place of each BatchNorm."""
+    backbone = copy.deepcopy(backbone)  # the caller may start another run with it
     if image_norms(backbone):
         raise UserError(
             "dson mixes the statistics of domain and image itself: it takes no --image-norm."

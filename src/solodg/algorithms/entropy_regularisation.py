@@ -1,19 +1,20 @@
 """Domain generalisation via entropy regularisation (Zhao et al., NeurIPS 2020).
 
-Features on which domains look alike, as a whole and given the class. With z the embedding:
+It learns features that are distributed alike in all domains, as a whole and given the class. With z
+the embedding:
 
     loss   CE of the class
            + CE of the domain by a discriminator; its gradient reaches z reversed, by `adversary`
            + CE of one classifier per domain on its own domain; its gradient does not reach z
            + CE of these classifiers, frozen, on the other domains, by `across`
            + CE of a second classifier per domain on its own; its gradient reaches z reversed, by
-             `within`: no domain is to have a class boundary of its own
+             `within`: no domain should have a class boundary of its own
 
-In all but the first every domain counts alike, however many images an episode has of it. The three
-weights are the authors'. What differs: their domain classifiers and discriminator are networks of
-1024 and 256 units with dropout, here linear ones and one of 1024; theirs take a step of their own
-before they are used on other domains, here all is one step; they begin with all losses weighed by
-0.01; and they weigh classes by their inverse counts too.
+All terms but the first weigh every domain alike, however many images an episode has of it. The
+three weights are the authors'. Departures: their domain classifiers and discriminator are networks
+of 1024 and 256 units with dropout, here they are linear and one of 1024 units; theirs are updated
+in a separate step before they are used on other domains, here all is one step; they start with all
+losses weighed by 0.01; and they weigh classes by their inverse counts too.
 """
 
 from typing import Any
@@ -23,15 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class EntropyRegularisation(ERM):
-    """ERM on features that neither a discriminator nor a domain's own classifier can exploit."""
+    """ERM with an adversarial domain discriminator and adversarial classifiers of each domain.
+
+    `adversary`, `across` and `within` weigh the terms of the module's docstring.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         num_domains: int,
@@ -42,7 +47,7 @@ class EntropyRegularisation(ERM):
         super().__init__(backbone, num_classes=num_classes)
         self.num_domains = num_domains
         self.adversary, self.across, self.within = adversary, across, within
-        dim = int(backbone.embedding_dim)  # type: ignore[arg-type]
+        dim = backbone.embedding_dim
         self.discriminator = nn.Sequential(
             nn.Linear(dim, 1024), nn.ReLU(), nn.Linear(1024, num_domains)
         )
@@ -51,6 +56,7 @@ class EntropyRegularisation(ERM):
         self.rivals = nn.Linear(dim, num_domains * num_classes)
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the sum of the five cross-entropies, and each of them."""
         batch = episode.merged
         z = self.embed(batch.x)
         class_loss = self.cross_entropy(self.classifier(z), batch.y)
@@ -72,7 +78,7 @@ class EntropyRegularisation(ERM):
         return {"loss": loss} | {name: value.detach() for name, value in parts.items()}
 
     def _own(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
-        """Each image by the classifier of its domain."""
+        """Returns the cross-entropy of each image under the classifier of its domain."""
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
         own = [(domain == d, d) for d in domain.unique()]
         return torch.stack(
@@ -80,13 +86,13 @@ class EntropyRegularisation(ERM):
         ).mean()
 
     def _across(self, z: Tensor, y: Tensor, domain: Tensor) -> Tensor:
-        """Each image by the classifiers of all other domains, as they are."""
+        """Returns the cross-entropy of each image under the frozen classifiers of other domains."""
         logits = F.linear(z, self.fitted.weight.detach(), self.fitted.bias.detach())
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
         others = F.one_hot(domain, self.num_domains) == 0  # (B, domains)
-        asked = [others & (domain == d)[:, None] for d in domain.unique()]
+        pairs = [others & (domain == d)[:, None] for d in domain.unique()]
         return torch.stack(
-            [self.cross_entropy(by_domain[o], y[:, None].expand_as(o)[o]) for o in asked]
+            [self.cross_entropy(by_domain[o], y[:, None].expand_as(o)[o]) for o in pairs]
         ).mean()
 
 
@@ -102,6 +108,6 @@ class _ReverseGradient(torch.autograd.Function):
 
 
 def reverse_gradient(x: Tensor, scale: float) -> Tensor:
-    """The same values; what comes back is multiplied by -scale."""
+    """Returns x; its gradient is multiplied by -scale."""
     reversed_: Tensor = _ReverseGradient.apply(x, scale)  # type: ignore[no-untyped-call]
     return reversed_

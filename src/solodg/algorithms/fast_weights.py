@@ -1,4 +1,4 @@
-"""A module under other weights than its own, e.g. those after a step that is not taken."""
+"""Calls a module with other weights than its own, e.g. those after a trial gradient step."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from solodg.models.extractor import Extractor
 from solodg.types import Features
 
 
 def stepped(
     weights: Mapping[str, Tensor], loss: Tensor, rate: float, *, second_order: bool = True
 ) -> dict[str, Tensor]:
-    """The weights after one step down the loss; with `second_order` differentiable through it.
+    """Returns the weights after one gradient step down the loss, by name.
 
-    The loss must come from inside `twice_differentiable` then.
+    With `second_order` the result is differentiable through the gradient; then the loss must have
+    been computed inside `twice_differentiable`.
     """
     gradients = torch.autograd.grad(
         loss,
@@ -32,21 +34,22 @@ def stepped(
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Inside, attention is computed in a form that has a second derivative."""
+    """Inside, attention uses an implementation that has a second derivative."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def call_with(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Any:
-    """What the module says under `weights`, by parameter name; those not named are its own.
+    """Returns what the module computes with `weights`, by parameter name, in place of its own.
 
-    Buffers are copied: statistics under weights that are not kept are not stored.
+    Parameters that are not named stay the module's own. Buffers are copied, so that running
+    statistics under trial weights are not stored.
     """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     return functional_call(module, {**buffers, **weights}, (x,))
 
 
-def embed_with(backbone: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """`call_with` of a backbone: the embedding."""
+def embed_with(backbone: Extractor, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Returns the embedding (B, D) that a backbone computes with `weights` in place of its own."""
     features: Features = call_with(backbone, weights, x)
     return features.embedding

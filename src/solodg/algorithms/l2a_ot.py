@@ -1,19 +1,19 @@
 """Learning to augment by optimal transport (Zhou et al., ECCV 2020).
 
-A generator that is told a domain makes one novel domain of each source domain (of pixels: not on
-stored features of a frozen backbone):
+A generator, conditioned on a domain's number, makes one novel domain of each source domain. It
+makes pixels, so it does not work on stored features of a frozen backbone:
 
-    class     CE of real and novel images, half each; of novel ones it trains the generator too,
-              which is to keep the class
+    class     CE of real and novel images, half each; that of novel images also trains the generator
+              to keep the class
     cycle     L1 between an image and its novel version sent back to its own domain
     novelty   margin - Sinkhorn divergence (cosine distance) between the embeddings of a domain and
-              of its novel version, where positive; it trains the generator alone
+              of its novel version, where positive; it trains only the generator
     loss      class + novelty_weight * novelty + cycle_weight * cycle
 
-What differs from the authors' form: the critic of the divergence is the backbone as it is at the
-moment, not a domain classifier trained before; the margin bounds what they leave unbounded; novel
-domains are not also pushed apart from each other; and all is trained in one step. The weights and
-the margin are ours: theirs belong to another critic and another generator.
+Departures from the authors: the critic of the divergence is the current backbone, not a domain
+classifier trained before; the margin bounds a term that they leave unbounded; novel domains are not
+also pushed apart from each other; and all is trained in one step. The weights and the margin are
+ours: theirs belong to another critic and another generator.
 """
 
 import math
@@ -25,15 +25,20 @@ from torch.nn import functional as F
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import embed_with
+from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
 
 
 class L2AOT(ERM):
-    """ERM on the images of the source domains and of novel ones that a generator makes."""
+    """ERM on the images of the source domains and of novel domains from a generator.
+
+    `margin` is the divergence that a novel domain should reach; `novelty_weight` and
+    `cycle_weight` weigh the terms of the module's docstring.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         num_domains: int,
@@ -49,6 +54,7 @@ class L2AOT(ERM):
         )
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the weighted sum of class, novelty and cycle losses, and each of them."""
         batch = episode.merged
         novel = self.generator(batch.x, batch.domain + self.num_domains)
         cycle = F.l1_loss(self.generator(novel, batch.domain), batch.x)
@@ -67,9 +73,10 @@ class L2AOT(ERM):
         }
 
     def _novelty(self, batch: Batch, novel: Tensor) -> Tensor:
-        """What the novel domains lack in distance, mean over domains; no gradient to the backbone.
+        """Returns how far the novel domains are below the margin, averaged over domains.
 
-        Real and novel images go in together: BatchNorm would hide a shift between two batches.
+        Its gradient does not reach the backbone. Real and novel images are one batch: BatchNorm
+        would hide a shift between two batches.
         """
         fixed = {name: weight.detach() for name, weight in self.backbone.named_parameters()}
         z = F.normalize(embed_with(self.backbone, fixed, torch.cat([batch.x, novel])))
@@ -82,9 +89,9 @@ class L2AOT(ERM):
 
 
 class Generator(nn.Module):
-    """(B, C, H, W) images in [0, 1] and the number of a domain (B,) -> images in [0, 1].
+    """Turns images in [0, 1] into images of other domains, given by number.
 
-    No normalisation, which would take out what the domain's number adds.
+    It has no normalisation layers, which would remove the information of the domain's number.
     """
 
     def __init__(self, channels: int, num_domains: int, width: int = 16) -> None:
@@ -99,6 +106,7 @@ class Generator(nn.Module):
         )
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
+        """Returns images (B, C, H, W) in [0, 1] like `x`, in the domains (B,)."""
         code = F.one_hot(domain, self.num_domains).to(x.dtype)[:, :, None, None]
         planes = code.expand(-1, -1, *x.shape[2:])  # (B, domains, H, W)
         content, gate = self.net(torch.cat([x, planes], 1)).sigmoid().chunk(2, 1)
@@ -109,9 +117,10 @@ class Generator(nn.Module):
 def sinkhorn_divergence(
     a: Tensor, b: Tensor, epsilon: float = 0.05, iterations: int = 20
 ) -> Tensor:
-    """Between clouds (N, D) and (M, D) of equal weights; zero if they are equal.
+    """Returns the Sinkhorn divergence between points (N, D) and (M, D) of equal weights.
 
-    The cost is half the squared distance: for unit vectors the cosine distance.
+    It is zero for equal sets. The cost is half the squared distance: for unit vectors the cosine
+    distance.
     """
     across = _transport(a, b, epsilon, iterations)
     within = _transport(a, a, epsilon, iterations) + _transport(b, b, epsilon, iterations)
@@ -119,7 +128,7 @@ def sinkhorn_divergence(
 
 
 def _transport(a: Tensor, b: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """The least cost with an entropy term: the dual's value after some rounds, in logs."""
+    """Returns the entropic transport cost: the dual's value after some iterations, in logs."""
     mode = "donot_use_mm_for_euclid_dist"  # exact where points are near each other
     cost = torch.cdist(a, b, compute_mode=mode).square() / (2 * epsilon)  # (N, M)
     g = cost.new_zeros(cost.shape[1])

@@ -3,16 +3,16 @@
 One random domain of the episode is meta-test, the others are meta-train:
 
     theta'      theta - inner_rate * gradient of the meta-train cross-entropy
-    alignment   symmetric KL between meta-train and meta-test of what is predicted for a class, the
+    alignment   symmetric KL between meta-train and meta-test of the prediction for each class, the
                 softmax of the class's mean logits at a temperature, under theta'
     metric      triplet loss with semi-hard negatives on a small network of the embedding, under
                 theta', over all domains
     loss        meta-train cross-entropy + alignment + metric_weight * metric
 
 The inner rate, the margin and the weights are the authors'. Their code drops the second
-derivatives, clips gradients and has an optimiser with a small rate of its own for each of the three
-losses; here theta' is differentiated through, nothing is clipped and the run's optimiser has it
-all.
+derivatives, clips gradients and has a separate optimiser with a small rate for each of the three
+losses. Here the gradient goes through theta', nothing is clipped, and the run's optimiser minimises
+the sum.
 """
 
 import torch
@@ -21,15 +21,20 @@ from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import embed_with, stepped, twice_differentiable
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class MASF(ERM):
-    """ERM whose gradient step on some domains must align the classes of another."""
+    """ERM whose gradient step on the meta-train domains must align the classes of meta-test.
+
+    `inner_rate` is the step's learning rate, `temperature` softens the aligned predictions,
+    `metric_weight` and `margin` belong to the triplet loss.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         inner_rate: float = 1e-5,
@@ -40,12 +45,13 @@ class MASF(ERM):
         super().__init__(backbone, num_classes=num_classes)
         self.inner_rate, self.temperature = inner_rate, temperature
         self.metric_weight, self.margin = metric_weight, margin
-        dim = int(backbone.embedding_dim)  # type: ignore[arg-type]
+        dim = backbone.embedding_dim
         self.metric = nn.Sequential(
             nn.Linear(dim, 1024), nn.LeakyReLU(), nn.Linear(1024, 256), nn.LeakyReLU()
         )
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns cross-entropy plus alignment plus weighted metric loss, and each term."""
         batch = episode.merged
         domains = batch.domain.unique().tolist()
         tested = domains.pop(int(torch.randint(len(domains), ())))
@@ -53,7 +59,7 @@ class MASF(ERM):
         with twice_differentiable():
             class_loss = self.cross_entropy(self(batch.x[trained]), batch.y[trained])
         z, logits = self._under(self.inner_step(class_loss), batch.x)
-        predicted = {  # for each domain, by class
+        predicted = {  # domain -> mean logits of each class
             d: class_means(logits[batch.domain == d], batch.y[batch.domain == d], self.num_classes)
             for d in (tested, *domains)
         }
@@ -72,7 +78,7 @@ class MASF(ERM):
         }
 
     def inner_step(self, loss: Tensor) -> dict[str, Tensor]:
-        """The weights of backbone and classifier after one step, by name."""
+        """Returns the weights of backbone and classifier after the inner step, by name."""
         weights = {
             name: parameter
             for name, parameter in self.named_parameters()
@@ -81,7 +87,7 @@ class MASF(ERM):
         return stepped(weights, loss, self.inner_rate)
 
     def _under(self, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Embedding and logits under other weights."""
+        """Returns embedding (B, D) and logits (B, C) under other weights."""
         prefix = "backbone."
         own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         z = embed_with(self.backbone, own, x)
@@ -89,7 +95,7 @@ class MASF(ERM):
 
 
 def class_means(logits: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mean logits of each class's images (C, C), and which classes there are (C,)."""
+    """Returns the mean logits of each class's images (C, C), and which classes occur (C,)."""
     members = F.one_hot(y, num_classes).to(logits.dtype)  # (B, C)
     count = members.sum(0)
     return members.T @ logits / count.clamp(min=1)[:, None], count > 0
@@ -98,7 +104,7 @@ def class_means(logits: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Te
 def symmetric_kl(
     logits: Tensor, known: Tensor, others: Tensor, others_known: Tensor, *, temperature: float
 ) -> Tensor:
-    """(KL(p, q) + KL(q, p)) / 2 of softened rows, mean over the rows that both sides have."""
+    """Returns (KL(p, q) + KL(q, p)) / 2 of softened rows, averaged over rows known to both."""
     log_p, log_q = (t.div(temperature).log_softmax(1) for t in (logits, others))
     rows = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1) / 2
     shared = known & others_known
@@ -106,9 +112,10 @@ def symmetric_kl(
 
 
 def triplet_loss(code: Tensor, y: Tensor, margin: float) -> Tensor:
-    """Over all pairs of a class: the negative is the nearest one farther than the positive.
+    """Returns the triplet loss with semi-hard negatives over all pairs of images of a class.
 
-    Where no negative is, the farthest one. Distances are squared.
+    The negative is the nearest one that is farther than the positive, or the farthest one if there
+    is none. Distances between codes (B, K) are squared.
     """
     distance = torch.cdist(code, code).square()  # (B, B)
     same = y[:, None] == y[None]

@@ -1,12 +1,12 @@
 """MixStyle (Zhou, Yang, Qiao, Xiang, ICLR 2021): images in the mixed styles of two images.
 
 In training, after each of stages 1-3 and with probability 1/2 for a batch, the channel means and
-standard deviations of an image's map become a mix, by a weight of Beta(0.1, 0.1), of its own and
-of those of another image of the batch. Prediction is that of ERM.
+standard deviations of an image's map are mixed with those of another image of the batch, with a
+weight from Beta(0.1, 0.1). Prediction is that of ERM.
 
-Of networks with more stages than four, the first ones count as the stem: stages 1-3 are those at a
-quarter, an eighth and a sixteenth of the resolution of common networks. It needs convolutional
-maps: neither a transformer's tokens nor stored features of a frozen backbone will do.
+In networks with more than four stages the first ones count as the stem: stages 1-3 are those at a
+quarter, an eighth and a sixteenth of the resolution in common networks. It needs convolutional maps
+and works neither on a transformer's tokens nor on stored features of a frozen backbone.
 """
 
 from typing import Any
@@ -17,17 +17,21 @@ from torch import Tensor, nn
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.errors import UserError
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 _EPS = 1e-6
 
 
 class MixStyle(ERM):
-    """Cross-entropy on images whose styles were mixed inside the backbone."""
+    """ERM on images whose styles are mixed inside the backbone.
+
+    `probability` is that of mixing at a stage; `concentration` is the parameter of the Beta.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         probability: float = 0.5,
@@ -40,7 +44,8 @@ class MixStyle(ERM):
         self.mixed_stages = _stages_to_mix(backbone)
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
-        # Only here: no hook is left where the model predicts.
+        """Returns the cross-entropy on the episode's images in mixed styles."""
+        # Hooks exist only in here, so that none is left when the model predicts.
         hooks = [stage.register_forward_hook(self._mix) for stage in self.mixed_stages]
         try:
             return super().losses(episode)
@@ -57,10 +62,13 @@ class MixStyle(ERM):
 
 
 def mix_styles(maps: Tensor, share: Tensor, other: Tensor) -> Tensor:
-    """(B, C, H, W) maps with `share` (B,) of their own style, the rest that of map `other` (B,)."""
+    """Returns maps (B, C, H, W) with a share (B,) of their own style and the rest of `other`'s.
+
+    `other` (B,) is the row of the other map.
+    """
     with torch.no_grad():
         mean = maps.mean((2, 3), keepdim=True)  # (B, C, 1, 1)
-        # Of all pixels, not of a sample: a map may have one pixel.
+        # Without Bessel's correction: a map may have a single pixel.
         std = (maps.var((2, 3), correction=0, keepdim=True) + _EPS).sqrt()
         share = share[:, None, None, None]
         new_mean = share * mean + (1 - share) * mean[other]
@@ -68,10 +76,10 @@ def mix_styles(maps: Tensor, share: Tensor, other: Tensor) -> Tensor:
     return (maps - mean) / std * new_std + new_mean
 
 
-def _stages_to_mix(backbone: nn.Module) -> list[nn.Module]:
-    """Of the last four stages, all but the last."""
+def _stages_to_mix(backbone: Extractor) -> list[nn.Module]:
+    """Returns the last four stages but the very last."""
     image_channels(backbone, "mixstyle mixes feature maps")
-    stages: list[nn.Module] = backbone.stage_modules()[-4:-1]  # type: ignore[operator]
+    stages = backbone.stage_modules()[-4:-1]
     if not stages:
         raise UserError(
             "mixstyle mixes feature maps, and the stages of this backbone give none (a transformer "

@@ -1,26 +1,30 @@
 """Meta-learning domain generalisation (Li, Yang, Song, Hospedales, AAAI 2018).
 
-A step that serves some domains should serve another. With F the cross-entropy on the meta-source
-of the episode, G that on its meta-target (a source domain drawn anew for every episode):
+A gradient step on some domains should also help another one. With F the cross-entropy on the
+meta-source of the episode, G that on its meta-target (a source domain drawn for every episode):
 
     loss = F(theta) + beta * G(theta - alpha * grad F(theta))
 
-The gradient is exact, through the inner gradient too, unless `second_order` is off. alpha = 0.5 and
+The gradient includes that of the inner gradient, unless `second_order` is off. alpha = 0.5 and
 beta = 1 are those of the authors' published run, on fixed features.
 """
 
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import call_with, stepped, twice_differentiable
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class MLDG(ERM):
-    """Cross-entropy on some domains, and on another after a step of gradient descent on it."""
+    """ERM on the meta-source, plus ERM on the meta-target after a gradient step on the meta-source.
+
+    `alpha` is the rate of that step, `beta` the weight of the second term.
+    """
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
@@ -29,7 +33,7 @@ class MLDG(ERM):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         alpha: float = 0.5,
@@ -40,6 +44,7 @@ class MLDG(ERM):
         self.alpha, self.beta, self.second_order = alpha, beta, second_order
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the cross-entropies on meta-source and, after the step, on meta-target."""
         source, target = episode.source, episode.target
         with twice_differentiable() if self.second_order else nullcontext():
             meta_train = self.cross_entropy(self(source.x), source.y)

@@ -1,29 +1,34 @@
 """Representation self-challenging (Huang, Wang, Xing, Huang, ECCV 2020).
 
-What the classifier relies on most is taken away from it. Of the last feature map z (of the
-embedding, where a backbone has no map) with g the gradient of the true class's logit by z:
+It mutes the features that the classifier relies on most. With z the last feature map (or the
+embedding, where a backbone has no map) and g the gradient of the true class's logit by z:
 
     importance of a channel    mean of g over positions
     importance of a position   sum over channels of z times the channel's importance
 
-A step mutes the most important third of the channels or, as often, of the positions; only in the
-third of the images whose probability of the true class that lowers most. The loss is the
-cross-entropy on what is left. The authors let the share of images grow in training; here it stays.
+A step mutes the most important third of the channels or, as often, of the positions. It does so in
+the third of the images whose probability of the true class falls most. The loss is the
+cross-entropy on the remaining features. The authors let the share of images grow during training;
+here it is constant.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solodg.algorithms.erm import ERM
+from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class RSC(ERM):
-    """Cross-entropy on features without those that matter most."""
+    """ERM on the last feature map without its most important channels or positions.
+
+    `feature_share` is the share of features that are muted, `image_share` that of images.
+    """
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         feature_share: float = 1 / 3,
@@ -35,20 +40,21 @@ class RSC(ERM):
         self.feature_share, self.image_share = feature_share, image_share
 
     def losses(self, episode: Episode) -> dict[str, Tensor]:
+        """Returns the cross-entropy on the features that are not muted."""
         batch = episode.merged
-        last: Tensor = self.backbone.last_map(batch.x)  # type: ignore[operator]
+        last = self.backbone.last_map(batch.x)
         kept = self.challenge(last.detach(), batch.y)
         return {"loss": self.cross_entropy(self._classify(last * kept), batch.y)}
 
     def challenge(self, last: Tensor, y: Tensor) -> Tensor:
-        """What stays, the rest being muted, of last maps (B, C, H, W) or embeddings (B, D)."""
+        """Returns a mask of the features to keep, for maps (B, C, H, W) or embeddings (B, D)."""
         training = self.training
-        self.eval()  # without dropout, and no BatchNorm learns from what is only asked
+        self.eval()  # no dropout, and no update of BatchNorm's running statistics
         with torch.enable_grad():
-            asked = last.clone().requires_grad_()
-            logits = self._classify(asked)
+            copied = last.clone().requires_grad_()
+            logits = self._classify(copied)
             own = y[:, None]
-            (gradient,) = torch.autograd.grad(logits.gather(1, own).sum(), asked)
+            (gradient,) = torch.autograd.grad(logits.gather(1, own).sum(), copied)
         z = last.flatten(2) if last.ndim == 4 else last[:, :, None]  # (B, C, P)
         channel = gradient.reshape_as(z).mean(2)  # (B, C)
         if z.shape[2] > 1 and torch.rand(()) < 0.5:
@@ -64,12 +70,12 @@ class RSC(ERM):
         return (kept | spared[:, None, None]).expand_as(z).reshape_as(last)
 
     def _classify(self, last: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.backbone.pool(last))  # type: ignore[operator]
+        logits: Tensor = self.classifier(self.backbone.pool(last))
         return logits
 
 
 def keep_least(importance: Tensor, share: float) -> Tensor:
-    """(B, N) -> (B, N): False for the `share` of a row, rounded, that matters most."""
+    """Returns a mask (B, N) that is False for the largest `share` of each row, rounded."""
     count = round(share * importance.shape[1])
     most = importance.topk(count, dim=1).indices
     return torch.ones_like(importance, dtype=torch.bool).scatter(1, most, False)

@@ -115,8 +115,8 @@ def explain(
     algorithm = predictor.algorithm
     before = None
     if isinstance(algorithm, Solo):
-        observed = algorithm.observe(x)
-        embedding = algorithm.conditioned(observed).embedding[0].double().numpy()
+        observed = algorithm.features(x)
+        embedding = algorithm.modulate(observed).embedding[0].double().numpy()
         after = _written(algorithm, observed)
         if adapts(algorithm):
             before = _prior(algorithm, observed)
@@ -144,14 +144,14 @@ def _framed(algorithm: Algorithm, x: torch.Tensor) -> NDArray[np.uint8] | None:
 
 
 def _written(algorithm: Solo, observed: Features) -> Judgement:
-    rows = algorithm.written_for(observed).mean[0].double().numpy()
+    rows = algorithm.classifiers_from(observed).mean[0].double().numpy()
     logits = algorithm.logits(observed)[0].double().numpy()
     samples = algorithm.sampled_probabilities(observed)[0].double().numpy()
     return Judgement(rows, np.zeros(len(rows)), logits, samples)
 
 
 def _prior(algorithm: Solo, observed: Features) -> Judgement:
-    rows = algorithm.source_classifier().mean.double().numpy()
+    rows = algorithm.prior_classifier().mean.double().numpy()
     logits = algorithm.prior_logits(observed)[0].double().numpy()
     samples = algorithm.prior_sampled_probabilities(observed)[0].double().numpy()
     return Judgement(rows, np.zeros(len(rows)), logits, samples)

@@ -33,7 +33,7 @@ from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
-from solodg.models.image_norm import image_norms, others_statistics
+from solodg.models.image_norm import donor_statistics, image_norms
 from solodg.progress import NoProgress, Progress
 from solodg.runs import checkpoint
 from solodg.runs.build import input_batches, open_source
@@ -134,7 +134,7 @@ def frame_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accur
     algorithm, centres, targets, device = studied
     if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
         return None
-    write = algorithm.frame.maps
+    write = algorithm.frame.poses
     known = torch.cat([write(batch.x.to(device)) for batch in input_batches(centres)])
     written = {
         name: torch.cat([write(batch.x.to(device)) for batch in input_batches(part)])
@@ -222,7 +222,7 @@ def _lent_accuracy(
             lent = gather(lenders.parts, lenders.which[rows], lenders.row[rows])
             x = torch.cat([x, lent])
             lender = torch.arange(count, 2 * count, device=studied.device).repeat(2)
-        with others_statistics(studied.algorithm, lender):
+        with donor_statistics(studied.algorithm, lender):
             logits = studied.algorithm(to_unit(x).to(studied.device))[:count]
         right += int((logits.argmax(1).cpu().numpy() == part.labels[rows]).sum())
         advance(count)
@@ -238,7 +238,7 @@ def _framed_accuracy(
 ) -> float:
     right, start = 0, 0
     for batch in input_batches(part):
-        observed = algorithm.observe(batch.x.to(device), maps[start : start + len(batch.y)])
+        observed = algorithm.features(batch.x.to(device), maps[start : start + len(batch.y)])
         right += int((algorithm.logits(observed).argmax(1).cpu() == batch.y).sum())
         start += len(batch.y)
         advance(len(batch.y))
@@ -250,7 +250,7 @@ def _observe(
 ) -> Observed:
     found, labels = [], []
     for batch in input_batches(part):
-        found.append(algorithm.observe(batch.x.to(device)))
+        found.append(algorithm.features(batch.x.to(device)))
         labels.append(batch.y)
         advance(len(batch.y))
     features = Features(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))

@@ -1,9 +1,8 @@
 """Backbones: images in [0, 1] -> Features(embedding, style).
 
-`embedding` is the pooled last feature map, what is classified. `style` is the channel means of
-every stage, concatenated: what an image says about its own domain (the paper's multi-level
-features). Normalisation is part of the backbone, so whoever holds the model holds its
-preprocessing.
+The embedding is the pooled last feature map; it is classified. The style is the concatenated
+channel means of every stage (the paper's multi-level features); it describes the domain of an
+image. A backbone normalises its images itself, so that a saved model holds its preprocessing.
 """
 
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
+from solodg.models.extractor import Extractor
 from solodg.models.image_norm import (
     ImageNorm,
     drawn_readings,
@@ -22,14 +22,21 @@ from solodg.models.image_norm import (
     normalise_by_image,
     readings_of,
 )
-from solodg.models.networks import Network, Stages, build_network, load_weights
+from solodg.models.networks import Network, Stages, build_network
+from solodg.models.weights import load_weights
 from solodg.types import Features
 
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
-class Backbone(nn.Module):
-    """A network and its normalisation; `forward` is images -> Features."""
+class Backbone(Extractor):
+    """Computes features of images (B, C, H, W) by a network, after normalising the images.
+
+    `mean` and `std` normalise each channel; `readings` are the ways in which image norm reads an
+    image (see image_norm.py).
+    """
+
+    channels: int
 
     def __init__(
         self,
@@ -43,7 +50,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.net = net
-        self.readings = readings  # ways to normalise an image: see image_norm.py
+        self.readings = readings  # source pixels of each
         self.channels, self.image_size = channels, image_size
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("std", torch.tensor(std)[:, None, None])
@@ -51,11 +58,15 @@ class Backbone(nn.Module):
         self.std: Tensor
         self.frozen = False
         self.frozen_norm = False
-        # Pixels of one place lie together: convolutions are a third faster so, on CPUs and GPUs.
+        # Convolutions are a third faster with channels last, on CPUs and GPUs.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.embedding_dim, self.style_dim = self._probe()
 
     def forward(self, x: Tensor) -> Features:
+        """Returns embedding (B, D) and style (B, S) of images, averaged over the readings.
+
+        In training each image goes through one random reading.
+        """
         with self._read_at_random(x) as drawn:
             stages = self.net(self._prepared(x))
         style = torch.cat([_channel_means(m) for m in stages.maps], 1)
@@ -64,14 +75,14 @@ class Backbone(nn.Module):
         return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
 
     def embed(self, x: Tensor) -> Tensor:
-        """The embedding alone, for those who have no use for the style."""
+        """Returns the embedding (B, D) of images without computing their style."""
         with self._read_at_random(x) as drawn:
             embedding: Tensor = self.net.embed(self._prepared(x))
         return embedding if drawn else self._mean_reading(embedding)
 
     @contextmanager
     def _read_at_random(self, x: Tensor) -> Iterator[bool]:
-        """In training each image is read in one way; False: in all of them."""
+        """Draws a reading for each image in training; yields whether readings were drawn."""
         if len(self.readings) == 1 or not self.training:
             yield False
             return
@@ -80,21 +91,21 @@ class Backbone(nn.Module):
             yield True
 
     def _prepared(self, x: Tensor) -> Tensor:
-        """Normalised, and unless readings are drawn once for each reading."""
+        """Returns normalised images; unless readings are drawn, once per reading."""
         x = self._normalise(x)
         if len(self.readings) == 1 or self.training:
             return x
         return x.repeat(len(self.readings), 1, 1, 1).contiguous(memory_format=torch.channels_last)
 
-    def _mean_reading(self, found: Tensor) -> Tensor:
-        """(readings x B, D) -> (B, D)"""
+    def _mean_reading(self, rows: Tensor) -> Tensor:
+        """Averages features over the readings: (readings * B, D) -> (B, D)."""
         if len(self.readings) == 1:
-            return found
-        return found.reshape(len(self.readings), -1, found.shape[1]).mean(0)
+            return rows
+        return rows.reshape(len(self.readings), -1, rows.shape[1]).mean(0)
 
     @contextmanager
     def reading(self, source_pixels: float) -> Iterator[None]:
-        """Inside, images are read in this way alone."""
+        """Inside, images are normalised by the reading with this number of source pixels only."""
         before, norms = self.readings, image_norms(self.net)
         self.readings = (source_pixels,)
         for norm in norms:
@@ -107,46 +118,48 @@ class Backbone(nn.Module):
                 norm.readings = before
 
     def last_map(self, x: Tensor) -> Tensor:
-        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map.
+        """Returns the last feature map (B, C, H, W), or the embedding where there is no map.
 
-        Of several readings in training one at random; otherwise the maps of all, one reading
-        after the other.
+        With several readings: in training the map of a random one; otherwise the maps of all, one
+        reading after the other (readings * B, C, H, W).
         """
         with self._read_at_random(x):
             last: Tensor = self.net.last_map(self._prepared(x))
         return last
 
     def pool(self, last: Tensor) -> Tensor:
-        """The embedding of a last map."""
+        """Returns the embedding (B, D) of a last map."""
         embedding: Tensor = self.net.pool(last)
         return embedding
 
     def stage_modules(self) -> list[nn.Module]:
-        """The modules whose outputs are the maps of the stages; none where they give no maps."""
+        """Returns the modules whose outputs are the feature maps of the stages.
+
+        Returns an empty list where a stage gives tokens, or maps in another layout.
+        """
         modules = self.net.stage_modules()
-        given: list[torch.Size | None] = []
+        shapes: list[torch.Size | None] = []
 
-        def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            given.append(getattr(output, "shape", None))
+        def keep_shape(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            shapes.append(getattr(output, "shape", None))
 
-        hooks = [module.register_forward_hook(note) for module in modules]
+        hooks = [module.register_forward_hook(keep_shape) for module in modules]
         maps = self._blank().maps
         for hook in hooks:
             hook.remove()
-        # Tokens, and maps with their channels last, are shown to others in another shape.
-        return modules if given == [m.shape for m in maps] and maps[0].ndim == 4 else []
+        return modules if shapes == [m.shape for m in maps] and maps[0].ndim == 4 else []
 
     def _normalise(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def freeze(self) -> None:
-        """No gradients, and evaluation mode whatever the algorithm around it does."""
+        """Turns off gradients and keeps the backbone in evaluation mode, even in training."""
         self.frozen = True
         self.requires_grad_(False)
         self.eval()
 
     def train_last(self, stages: int) -> None:
-        """Fix all but the last stages; nothing is computed backwards through what is fixed."""
+        """Turns off the gradients of all parameters but those of the last `stages` stages."""
         groups = self.net.stages()
         if stages > len(groups):
             raise UserError(f"--train-stages {stages}: this backbone has {len(groups)} stages.")
@@ -155,11 +168,12 @@ class Backbone(nn.Module):
                 parameter.requires_grad_(False)
 
     def freeze_norm(self) -> None:
-        """Keep the statistics of every BatchNorm: small batches of several domains spoil them."""
+        """Keeps the statistics of every BatchNorm: small batches of several domains spoil them."""
         self.frozen_norm = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "Backbone":
+        """Sets training mode, except for what `freeze` and `freeze_norm` keep as it is."""
         super().train(mode and not self.frozen)
         if self.frozen_norm:
             for module in self.modules():
@@ -168,7 +182,7 @@ class Backbone(nn.Module):
         return self
 
     def _probe(self) -> tuple[int, int]:
-        """Embedding and style dimensions, as the network shows them for one image."""
+        """Returns embedding and style dimensions, found on a blank image."""
         try:
             stages = self._blank()
         except (RuntimeError, AssertionError, ValueError) as error:
@@ -182,7 +196,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _blank(self) -> Stages:
-        """The stages of an empty image, in evaluation mode."""
+        """Returns the stages of a blank image, computed in evaluation mode."""
         training = self.training
         self.eval()
         shape = (1, self.channels, self.image_size, self.image_size)
@@ -200,11 +214,11 @@ def build_backbone(
     weights: str | Path | None = None,
     image_norm: ImageNorm = None,
 ) -> Backbone:
-    """A backbone by name: any timm model, `alexnet`, or `small_cnn`.
+    """Builds a backbone by name: any timm model, `alexnet`, or `small_cnn`.
 
-    `pretrained` fetches the weights published under the name; `weights` reads them from a
+    `pretrained` downloads the weights published under the name; `weights` reads them from a
     safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
-    an image's own statistics into every BatchNorm, in one way or several: see `image_norm.py`.
+    the image's own statistics into every BatchNorm, in one reading or several (image_norm.py).
     """
     net = build_network(name, channels, image_size, pretrained)
     if weights is not None:
@@ -228,7 +242,7 @@ def build_backbone(
 
 
 def _channel_means(stage: Tensor) -> Tensor:
-    """(B, C, H, W) maps or (B, N, C) tokens -> (B, C)."""
+    """Averages maps (B, C, H, W) or tokens (B, N, C) over positions: (B, C)."""
     if stage.ndim == 4:  # as tokens, so that the gradient too comes with channels last
         stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
     return stage.mean(1)

@@ -1,4 +1,4 @@
-"""Extractors: what every algorithm reads features from, be it a network or stored features."""
+"""Extractors: modules that turn inputs into an embedding and a style, from pixels or features."""
 
 import torch
 from torch import Tensor, nn
@@ -6,22 +6,59 @@ from torch import Tensor, nn
 from solodg.types import Features
 
 
-class ReadyFeatures(nn.Module):
-    """For features computed beforehand, reading by reading: (B, readings (D + S)) -> Features."""
+class Extractor(nn.Module):
+    """Turns a batch of inputs into `Features`; every algorithm is built on one.
+
+    `Backbone` computes features from images. `ReadyFeatures` and `Standardised` take features that
+    were computed beforehand. They have no feature maps, so the last map is the embedding itself.
+    """
+
+    embedding_dim: int  # D
+    style_dim: int  # S
+    channels: int | None = None  # of the images that it reads; None: it reads stored features
+
+    def forward(self, x: Tensor) -> Features:
+        """Returns embedding (B, D) and style (B, S) of a batch."""
+        raise NotImplementedError
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Returns the embedding (B, D) without computing the style."""
+        raise NotImplementedError
+
+    def last_map(self, x: Tensor) -> Tensor:
+        """Returns the last feature map (B, C, H, W), or the embedding where there is no map."""
+        return self.embed(x)
+
+    def pool(self, last: Tensor) -> Tensor:
+        """Returns the embedding (B, D) of what `last_map` returned."""
+        return last
+
+    def stage_modules(self) -> list[nn.Module]:
+        """Returns the modules whose outputs are the feature maps of the stages, if any."""
+        return []
+
+
+class ReadyFeatures(Extractor):
+    """Reads features that a frozen backbone computed beforehand, once per reading.
+
+    An input row holds embedding and style of every reading: (B, readings * (D + S)).
+    """
 
     def __init__(self, embedding_dim: int, style_dim: int, readings: int = 1) -> None:
         super().__init__()
         self.embedding_dim, self.style_dim, self.readings = embedding_dim, style_dim, readings
 
     def forward(self, x: Tensor) -> Features:
+        """Returns the stored embedding (B, D) and style (B, S) of each image."""
         embedding, style = self._read(x).split([self.embedding_dim, self.style_dim], dim=1)
         return Features(embedding, style)
 
     def embed(self, x: Tensor) -> Tensor:
+        """Returns the stored embedding (B, D) of each image."""
         return self._read(x)[:, : self.embedding_dim]
 
     def _read(self, x: Tensor) -> Tensor:
-        """As a backbone does: in training one reading at random, else the mean of all."""
+        """Returns a random reading of each image in training, else their mean: (B, D + S)."""
         if self.readings == 1:
             return x
         each = x.view(len(x), self.readings, -1)  # (B, readings, D + S)
@@ -30,16 +67,12 @@ class ReadyFeatures(nn.Module):
         rows = torch.arange(len(x), device=x.device)
         return each[rows, torch.randint(self.readings, (len(x),), device=x.device)]
 
-    def last_map(self, x: Tensor) -> Tensor:
-        """There is none any more: the embedding."""
-        return self.embed(x)
 
-    def pool(self, last: Tensor) -> Tensor:
-        return last
+class Standardised(Extractor):
+    """Standardises given feature vectors and uses them as both embedding and style.
 
-
-class Standardised(nn.Module):
-    """Ready features, standardised, as both embedding and style."""
+    Mean and scale of each feature come from the training features (N, D).
+    """
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -50,15 +83,10 @@ class Standardised(nn.Module):
         self.scale: Tensor
 
     def forward(self, x: Tensor) -> Features:
+        """Returns the standardised vectors (B, D), as embedding and as style."""
         z = self.embed(x)
         return Features(z, z)
 
     def embed(self, x: Tensor) -> Tensor:
+        """Returns the standardised vectors (B, D)."""
         return (x - self.mean) / self.scale
-
-    def last_map(self, x: Tensor) -> Tensor:
-        """There is none: the embedding."""
-        return self.embed(x)
-
-    def pool(self, last: Tensor) -> Tensor:
-        return last

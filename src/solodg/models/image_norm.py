@@ -1,20 +1,20 @@
-"""BatchNorm in which every image has a say: single-image adaptation inside the backbone.
+"""Image norm: BatchNorm that mixes in the statistics of each single image.
 
 A BatchNorm normalises by statistics of the source images, which do not fit an image of another
-domain. Here channel statistics of the image itself are mixed in, the more the larger the map:
+domain. Image norm mixes in the channel statistics of the image itself, the more the larger its map:
 
     share  a = H W / (H W + source_pixels)
     mean       (1 - a) source mean     + a image's mean
     variance   (1 - a) source variance + a image's variance
 
-as if the source statistics had been seen on `source_pixels` pixels (the prior of Schneider et al.,
-2020, for a single image). The mix is there in training too, where the batch stands for the source.
-`source_pixels` of 0 is not that limit but none of it, a = 0: plain BatchNorm.
+This treats the source statistics as if they had been measured on `source_pixels` pixels (the prior
+of Schneider et al., 2020, for a single image). Training mixes in the same way; there the batch
+provides the source statistics. By convention `source_pixels` = 0 means plain BatchNorm (a = 0).
 
-Several numbers of source pixels are several readings of an image, 0 being the one by the source's
-statistics alone. In training every image is read in one way, at random; a prediction rests on the
-mean of what all readings give. It depends on its own image only, and takes a forward pass for each
-reading.
+A reading is one way to normalise an image, given by its number of source pixels. A backbone may
+have several readings. In training each image goes through one reading, drawn at random. At test
+each image goes through all of them, one forward pass each, and the features are averaged. A
+prediction depends on its own image only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +25,22 @@ from torch import Tensor, nn
 
 from solodg.errors import UserError
 
-ImageNorm = float | tuple[float, ...] | None  # source pixels of the readings; none and 0: off
+ImageNorm = float | tuple[float, ...] | None  # source pixels of the readings; None or 0: off
 
 
 def readings_of(image_norm: ImageNorm) -> tuple[float, ...]:
-    """() where it is off."""
+    """Returns the source pixels of each reading; an empty tuple where image norm is off."""
     if isinstance(image_norm, tuple):
         return image_norm
     return (float(image_norm),) if image_norm else ()
 
 
 class ImageBatchNorm(nn.BatchNorm2d):
-    """In place of a BatchNorm and whatever activation that has; weights have the same names.
+    """Replaces a BatchNorm (with its activation, if any) and normalises each image by the mix.
 
-    Of several readings a batch holds all images once for each, one reading after another; unless
-    `drawn` says which reading each row is.
+    Weights and statistics have the names of the BatchNorm, so that checkpoints fit both. With
+    several readings a batch holds all images once per reading, one reading after the other; unless
+    `drawn` gives the reading of each row.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, readings: Sequence[float]) -> None:
@@ -50,33 +51,29 @@ class ImageBatchNorm(nn.BatchNorm2d):
         for own, given in zip(self.parameters(), norm.parameters(), strict=False):
             own.requires_grad_(given.requires_grad)
         self.readings = tuple(readings)  # source pixels of each
-        self.drawn: Tensor | None = None  # (B,)
-        self.lender: Tensor | None = None  # (B,) whose statistics stand for each image's own
+        self.drawn: Tensor | None = None  # (B,) reading of each row
+        self.donor: Tensor | None = None  # (B,) row whose statistics replace those of each image
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the normalised and activated maps (B, C, H, W)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         own_mean, own_var = channel_statistics(wide)  # (B, C)
         pixels = x.shape[2] * x.shape[3]
         mean, var = self._source_statistics(own_mean, own_var, pixels)  # (C,)
-        if self.lender is not None:
-            own_mean, own_var = self._lent(own_mean), self._lent(own_var)
+        if self.donor is not None:
+            own_mean, own_var = self._of_donor(own_mean), self._of_donor(own_var)
         mean = self._mixed(mean, own_mean, pixels)  # (B, C)
         var = self._mixed(var, own_var, pixels)
-        scale = torch.rsqrt(var + self.eps)
-        if self.affine:
-            scale = self.weight * scale
-        shift = -mean * scale
-        if self.affine:
-            shift = self.bias + shift
-        normalised = scaled(wide, scale, shift)
+        weight, bias = (self.weight, self.bias) if self.affine else (None, None)
+        normalised = normalise(wide, mean, var, self.eps, weight, bias)
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
 
     def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
-        """(C,) and (B, C) -> (B, C), each row by the share of its reading."""
+        """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
         shares = [pixels / (pixels + k) if k else 0.0 for k in self.readings]
         if len(shares) == 1:
             return source + shares[0] * (own - source)
@@ -86,15 +83,19 @@ class ImageBatchNorm(nn.BatchNorm2d):
         by_reading = own.reshape(len(shares), -1, own.shape[1])  # (readings, images, C)
         return (source + each[:, None, None] * (by_reading - source)).reshape(-1, own.shape[1])
 
-    def _lent(self, own: Tensor) -> Tensor:
-        assert self.lender is not None
+    def _of_donor(self, own: Tensor) -> Tensor:
+        """Returns the statistics (B, C) of the donor of each image, within its reading."""
+        assert self.donor is not None
         by_reading = own.reshape(len(self.readings), -1, own.shape[1])
-        return by_reading[:, self.lender].flatten(0, 1)
+        return by_reading[:, self.donor].flatten(0, 1)
 
     def _source_statistics(
         self, own_mean: Tensor, own_var: Tensor, pixels: int
     ) -> tuple[Tensor, Tensor]:
-        """Of the batch in training, where they are also remembered; else what is remembered."""
+        """Returns running mean and variance (C,); in training those of the batch, after an update.
+
+        The statistics of the batch follow from those of its images, so no second pass is needed.
+        """
         assert self.running_mean is not None
         assert self.running_var is not None
         if not self.training:
@@ -111,22 +112,33 @@ class ImageBatchNorm(nn.BatchNorm2d):
         return mean, var
 
 
-# Two means and one addcmul: two and a half times as fast on a CPU as var_mean, * and +.
+# Two means and one addcmul are two and a half times as fast on a CPU as var_mean, * and +.
 
 
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each image's channels: (B, C, H, W) -> (B, C) twice."""
+    """Returns mean and variance of each image's channels: (B, C, H, W) -> (B, C) twice."""
     mean = x.mean((2, 3))
     return mean, (x.square().mean((2, 3)) - mean.square()).clamp(min=0)
 
 
-def scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Maps (B, C, H, W) times one (B, C) plus another."""
+def normalise(
+    x: Tensor, mean: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Normalises maps (B, C, H, W) by the mean and variance (B, C) of each image.
+
+    `weight` and `bias`, the affine map after it, are (C,) for all images or (B, C); None: no map.
+    """
+    scale = torch.rsqrt(var + eps)  # (B, C)
+    if weight is not None:
+        scale = weight * scale
+    shift = -mean * scale
+    if bias is not None:
+        shift = bias + shift
     return torch.addcmul(shift[:, :, None, None], x, scale[:, :, None, None])
 
 
 def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
-    """Put an ImageBatchNorm in the place of each BatchNorm."""
+    """Replaces every BatchNorm of a network by an ImageBatchNorm with these readings."""
     if not replace_batch_norms(net, lambda norm: ImageBatchNorm(norm, readings)):
         raise UserError(
             "image norm works on BatchNorm, and this backbone has none (other norms are the "
@@ -135,7 +147,7 @@ def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
 
 
 def replace_batch_norms(net: nn.Module, make: Callable[[nn.BatchNorm2d], nn.Module]) -> int:
-    """Put what `make` makes of it in the place of each BatchNorm; how many there were."""
+    """Replaces every BatchNorm2d by what `make` returns for it; returns how many there were."""
     found = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     for name, norm in found.items():
         parent, _, last = name.rpartition(".")
@@ -144,12 +156,16 @@ def replace_batch_norms(net: nn.Module, make: Callable[[nn.BatchNorm2d], nn.Modu
 
 
 def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
+    """Returns all ImageBatchNorms of a network."""
     return [module for module in net.modules() if isinstance(module, ImageBatchNorm)]
 
 
 @contextmanager
 def drawn_readings(net: nn.Module, drawn: Tensor) -> Iterator[None]:
-    """Inside, row i of a batch is read in way drawn[i]. For training, which is one at a time."""
+    """Inside, row i of a batch is normalised by reading `drawn[i]`.
+
+    Not safe for several threads: for training only.
+    """
     norms = image_norms(net)
     for norm in norms:
         norm.drawn = drawn
@@ -161,19 +177,19 @@ def drawn_readings(net: nn.Module, drawn: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def others_statistics(net: nn.Module, lender: Tensor | None) -> Iterator[None]:
-    """Inside, statistics of image lender[i] of a batch stand for those of image i.
+def donor_statistics(net: nn.Module, donor: Tensor | None) -> Iterator[None]:
+    """Inside, image i of a batch is normalised with the statistics of image `donor[i]`.
 
-    None: no image's, those of the source alone.
+    None: with the source statistics alone.
     """
     norms = image_norms(net)
     before = [norm.readings for norm in norms]
     for norm in norms:
-        norm.lender = lender
-        if lender is None:
+        norm.donor = donor
+        if donor is None:
             norm.readings = (0.0,) * len(norm.readings)
     try:
         yield
     finally:
         for norm, readings in zip(norms, before, strict=True):
-            norm.lender, norm.readings = None, readings
+            norm.donor, norm.readings = None, readings

@@ -1,9 +1,11 @@
-"""Networks by name, each showing its stages: timm's, AlexNet, and a small one for digits."""
+"""Networks by name that return the feature maps of all their stages.
+
+They are timm's models, torchvision's AlexNet, and a small network for digits.
+"""
 
 import threading
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,51 +15,50 @@ from solodg.torchvision_shim import make_torchvision_importable
 
 make_torchvision_importable()
 
-import timm  # noqa: E402  (needs the guard above)
+import timm  # noqa: E402  (needs the call above)
 import torchvision  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 from timm.models import adapt_input_conv, group_parameters  # noqa: E402
-
-_CLASSIFIERS = ("classifier.6", "fc", "head", "classifier")  # what a file may hold too much
 
 
 class Stages(NamedTuple):
-    """What a network gives: the map of each stage and the pooled embedding."""
+    """The feature map of each stage of a network, and the pooled embedding."""
 
     maps: list[Tensor]  # (B, C_i, H_i, W_i), or (B, N_i, C_i) tokens
     embedding: Tensor  # (B, D)
 
 
 class Network(nn.Module):
-    """What shows its stages, and the map that is pooled to the embedding."""
+    """A network that returns the maps of its stages; `pool` makes the embedding of the last one."""
 
     def forward(self, x: Tensor) -> Stages:
+        """Returns the map of each stage and the embedding of normalised images."""
         raise NotImplementedError
 
     def last_map(self, x: Tensor) -> Tensor:
-        """(B, C, H, W), what `pool` takes; the embedding (B, D) where there is no such map."""
+        """Returns the last feature map (B, C, H, W), or the embedding (B, D) without a map."""
         raise NotImplementedError
 
     def pool(self, last: Tensor) -> Tensor:
-        """The embedding of a last map."""
+        """Returns the embedding (B, D) of what `last_map` returned."""
         raise NotImplementedError
 
     def embed(self, x: Tensor) -> Tensor:
+        """Returns the embedding (B, D) of normalised images."""
         return self.pool(self.last_map(x))
 
     def stage_modules(self) -> list[nn.Module]:
-        """What gives the map of each stage."""
+        """Returns the module that computes the map of each stage."""
         raise NotImplementedError
 
     def stages(self) -> list[list[nn.Parameter]]:
-        """Parameters from the first layers to the last."""
+        """Returns the parameters in groups, from the first stage to the last."""
         layers = [module for module in self.modules() if not list(module.children())]
         groups = [list(layer.parameters()) for layer in layers]
         return [group for group in groups if group]
 
 
 def build_network(name: str, channels: int, image_size: int, pretrained: bool) -> Network:
-    """By name; `pretrained` with the weights published under it."""
+    """Builds a network by name; `pretrained` downloads the weights published under the name."""
     if name == "small_cnn":
         return SmallCNN(channels)
     if name == "alexnet":
@@ -67,22 +68,23 @@ def build_network(name: str, channels: int, image_size: int, pretrained: bool) -
 
 @cache
 def has_batch_norm(name: str) -> bool:
-    """Of a backbone by name; of a name that there is not, that it may."""
+    """Returns whether a backbone has BatchNorm2d layers; True for a name that does not exist."""
     if name == "alexnet":
         return False
     if name == "small_cnn" or not timm.is_model(name):
         return True
-    with torch.device("meta"):  # the structure alone
+    with torch.device("meta"):  # the structure without memory for weights
         model = timm.create_model(name, num_classes=0)
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 def backbone_names() -> list[str]:
+    """Returns the names of all backbones that can be built."""
     return ["small_cnn", "alexnet", *timm.list_models()]
 
 
 class SmallCNN(Network):
-    """Four strided convolutions with BatchNorm, for quick work on 28-32 pixels."""
+    """Four convolutions with BatchNorm, for quick work on images of 28 to 32 pixels."""
 
     layers = ((32, 5, 2), (64, 3, 2), (128, 3, 2), (128, 3, 1))  # width, kernel, stride
 
@@ -96,9 +98,11 @@ class SmallCNN(Network):
         self.blocks = nn.ModuleList(blocks)
 
     def stages(self) -> list[list[nn.Parameter]]:
+        """Returns the parameters of each block."""
         return [list(block.parameters()) for block in self.blocks]
 
     def forward(self, x: Tensor) -> Stages:
+        """Returns the map of each block and their pooled last one."""
         maps = []
         for block in self.blocks:
             x = block(x)
@@ -106,14 +110,17 @@ class SmallCNN(Network):
         return Stages(maps, self.pool(x))
 
     def last_map(self, x: Tensor) -> Tensor:
+        """Returns the map of the last block."""
         for block in self.blocks:
             x = block(x)
         return x
 
     def pool(self, last: Tensor) -> Tensor:
+        """Returns the mean of the last map over its pixels."""
         return last.mean((2, 3))
 
     def stage_modules(self) -> list[nn.Module]:
+        """Returns the blocks."""
         return list(self.blocks)
 
 
@@ -135,6 +142,7 @@ class AlexNetStages(Network):
                 self.model.features[0].bias.copy_(first.bias)
 
     def forward(self, x: Tensor) -> Stages:
+        """Returns the map after each ReLU of the convolutions, and the embedding."""
         maps = []
         for layer in self.model.features:
             x = layer(x)
@@ -143,45 +151,52 @@ class AlexNetStages(Network):
         return Stages(maps, self.pool(x))
 
     def last_map(self, x: Tensor) -> Tensor:
+        """Returns the map of the last convolution, max-pooled."""
         last: Tensor = self.model.features(x)
         return last
 
     def pool(self, last: Tensor) -> Tensor:
+        """Returns the output of the last hidden layer."""
         embedding: Tensor = self.model.classifier(self.model.avgpool(last).flatten(1))
         return embedding
 
     def stage_modules(self) -> list[nn.Module]:
+        """Returns the ReLU of each convolution."""
         return [layer for layer in self.model.features if isinstance(layer, nn.ReLU)]
 
 
 class TimmNetwork(Network):
-    """A timm model, its stages as timm groups them."""
+    """A timm model; its stages are those that timm defines."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def stages(self) -> list[list[nn.Parameter]]:
+        """Returns the parameters in timm's coarse groups; a last norm belongs to the last one."""
         named = dict(self.model.named_parameters())
         found = group_parameters(self.model, self.model.group_matcher(coarse=True))
         groups: list[list[nn.Parameter]] = []
         for key in sorted(found):
             group = [named[name] for name in found[key]]
             if groups and all(parameter.ndim < 2 for parameter in group):
-                groups[-1] += group  # a last norm is no stage of its own
+                groups[-1] += group
             else:
                 groups.append(group)
         return groups
 
     def last_map(self, x: Tensor) -> Tensor:
+        """Returns the last feature map; the embedding for tokens and other layouts."""
         last: Tensor = self.model.forward_features(x)
         is_map = last.ndim == 4 and last.shape[1] == self.model.num_features
         return last if is_map else self._head(last)
 
     def pool(self, last: Tensor) -> Tensor:
+        """Returns the output of the model's head without its classifier."""
         return self._head(last) if last.ndim == 4 else last
 
     def stage_modules(self) -> list[nn.Module]:
+        """Returns the modules that timm lists as feature stages."""
         named = getattr(self.model, "feature_info", ())
         return [self.model.get_submodule(stage["module"]) for stage in named]
 
@@ -191,19 +206,20 @@ class TimmNetwork(Network):
 
 
 class TimmStages(TimmNetwork):
-    """One that hands out its intermediate maps itself."""
+    """A timm model that can return its intermediate maps itself."""
 
     def forward(self, x: Tensor) -> Stages:
+        """Returns the intermediate maps and the embedding."""
         last, maps = self.model.forward_intermediates(x)
         return Stages(maps, self._head(last))
 
 
 class HookedTimmStages(TimmNetwork):
-    """One that only names its stages: their outputs are taken as they pass."""
+    """A timm model that only names its stages: hooks collect their outputs."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._maps: dict[int, list[Tensor]] = {}  # by thread: several may predict at once
+        self._maps: dict[int, list[Tensor]] = {}  # by thread: several threads may predict
         for module in self.stage_modules():
             module.register_forward_hook(self._keep)
 
@@ -211,10 +227,12 @@ class HookedTimmStages(TimmNetwork):
         self._maps.setdefault(threading.get_ident(), []).append(output)
 
     def forward(self, x: Tensor) -> Stages:
+        """Returns the outputs of the stages and the embedding."""
         last = self.model.forward_features(x)
         return Stages(self._maps.pop(threading.get_ident()), self._head(last))
 
     def last_map(self, x: Tensor) -> Tensor:
+        """Returns the last feature map; the embedding for tokens and other layouts."""
         last = super().last_map(x)
         del self._maps[threading.get_ident()]
         return last
@@ -242,45 +260,8 @@ def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) ->
 
 
 def _create(name: str, arguments: dict[str, Any], image_size: int) -> Any:
-    """Transformers are made for one image size and take it; convolutional models do not."""
+    """Creates a timm model; transformers take the image size, convolutional models do not."""
     try:
         return timm.create_model(name, img_size=image_size, **arguments)
     except TypeError:
         return timm.create_model(name, **arguments)
-
-
-def load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}.")
-    try:
-        state = load_file(path)
-    except Exception as error:  # safetensors raises its own, undocumented types
-        raise UserError(f"{path} is not a readable safetensors file ({error}).") from error
-    model = cast(nn.Module, getattr(net, "model", net))
-    own = model.state_dict()
-    for key in set(state) & set(own):
-        if channels != 3 and _is_colour_convolution(state[key], own[key]):
-            state[key] = adapt_input_conv(channels, state[key])
-    heads = getattr(model, "default_cfg", {}).get("classifier") or _CLASSIFIERS
-    heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    foreign = [k for k in state if k not in own and not k.startswith(heads)]
-    fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
-    # BatchNorm's counter of batches is not a weight, and many published files leave it out.
-    missing = [k for k in own if k not in fitting and not k.endswith("num_batches_tracked")]
-    if missing or foreign:
-        raise UserError(
-            f"{path} does not fit backbone {name!r}: {len(missing)} of {len(own)} tensors are "
-            f"missing or of another shape, {len(foreign)} are not of this model, "
-            f"e.g. {(missing + foreign)[0]!r}. Is it for another model?"
-        )
-    model.load_state_dict(fitting, strict=False)
-
-
-def _is_colour_convolution(given: Tensor, own: Tensor) -> bool:
-    """The same convolution but for its input channels, which are three."""
-    return (
-        given.ndim == own.ndim == 4
-        and given.shape[1] == 3
-        and given.shape[0] == own.shape[0]
-        and given.shape[2:] == own.shape[2:]
-    )

@@ -15,7 +15,7 @@ from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone, build_backbone
-from solodg.models.extractor import ReadyFeatures
+from solodg.models.extractor import Extractor, ReadyFeatures
 from solodg.progress import Progress
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
@@ -128,7 +128,7 @@ def make_backbone(config: ResolvedConfig) -> Backbone:
 def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     """Builds the algorithm with its initial weights; a frozen backbone gives it features."""
     torch.manual_seed(derive(config.seed, "generators"))
-    extractor: torch.nn.Module = backbone
+    extractor: Extractor = backbone
     if config.freeze_backbone:
         extractor = ready_features(backbone)
     try:

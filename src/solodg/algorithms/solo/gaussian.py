@@ -1,4 +1,4 @@
-"""Diagonal Gaussians over classifier weights: sampling, divergence, and logits without weights.
+"""Diagonal Gaussians over classifier weights: sampling, KL, and logits without sampled weights.
 
 For w ~ N(m, diag(s^2)) and an embedding z, the logit w.z is N(m.z, s^2.z^2). Sampling logits of
 shape (B, M, C) therefore replaces sampling weights of shape (B, M, C, D): same distribution.
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class Gaussian(NamedTuple):
-    """Diagonal Gaussian; `mean` and `scale` have one shape, `scale` is positive."""
+    """A diagonal Gaussian: `mean` and the positive `scale` have the same shape."""
 
     mean: Tensor
     scale: Tensor
 
     def sample(self, count: int) -> Tensor:
-        """`count` reparameterised samples along a new first axis."""
+        """Returns `count` reparameterised samples along a new first axis."""
         noise = torch.randn(count, *self.mean.shape, dtype=self.mean.dtype, device=self.mean.device)
         return self.mean + self.scale * noise
 
@@ -29,6 +29,7 @@ class LogitMoments(NamedTuple):
     scale: Tensor  # (B, C)
 
     def sample(self, count: int) -> Tensor:
+        """Returns `count` sampled logits for each image: (B, M, C)."""
         noise = torch.randn(
             len(self.mean),
             count,
@@ -39,25 +40,30 @@ class LogitMoments(NamedTuple):
         return self.sample_with(noise)
 
     def sample_with(self, noise: Tensor) -> Tensor:
-        """Logits for given standard normal noise, (M, C) or (B, M, C) -> (B, M, C)."""
+        """Returns logits for given standard normal noise: (M, C) or (B, M, C) -> (B, M, C)."""
         return self.mean[:, None] + self.scale[:, None] * noise
 
 
 def shared_logits(classifier: Gaussian, z: Tensor) -> LogitMoments:
-    """Logits of one classifier distribution, (C, D), shared by all embeddings z, (B, D)."""
+    """Returns the logits of one Gaussian classifier (C, D) for all embeddings z (B, D)."""
     mean = z @ classifier.mean.T  # (B, C)
     variance = z.square() @ classifier.scale.square().T  # (B, C)
     return LogitMoments(mean, safe_sqrt(variance))
 
 
+def logit_scale(scale: Tensor, z: Tensor) -> Tensor:
+    """Returns the standard deviation (B, C) of w.z, for scales (B, C, D) and embeddings (B, D)."""
+    return safe_sqrt(torch.einsum("bcd,bd->bc", scale.square(), z.square()))
+
+
 def safe_sqrt(variance: Tensor) -> Tensor:
-    """Square root whose gradient stays finite where an embedding is all zero."""
+    """Returns the square root; its gradient stays finite where an embedding is all zero."""
     return variance.clamp_min(1e-12).sqrt()
 
 
 def kl(q: Gaussian, p: Gaussian) -> Tensor:
-    """KL(q || p) summed over the last axis; the other axes broadcast."""
-    precision = p.scale.reciprocal()  # of one classifier, usually, where q has one per image
+    """Returns KL(q || p), summed over the last axis; the other axes broadcast."""
+    precision = p.scale.reciprocal()  # p is usually one classifier, and q one per image
     ratio = q.scale * precision
     distance = (q.mean - p.mean) * precision
     squares = _squared_norm(ratio) + _squared_norm(distance) - q.mean.shape[-1]
@@ -65,5 +71,5 @@ def kl(q: Gaussian, p: Gaussian) -> Tensor:
 
 
 def _squared_norm(x: Tensor) -> Tensor:
-    """Over the last axis; a product with itself is cheaper on the way back than a power."""
+    """Sums squares over the last axis; a product has a cheaper gradient than a power."""
     return (x * x).sum(-1)

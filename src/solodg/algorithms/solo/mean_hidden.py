@@ -1,9 +1,9 @@
-"""The one costly product of the method, in pieces that stay in cache.
+"""The costliest product of the method, computed in pieces that stay in cache.
 
-Computes the mean over L of relu(W relu(a_b + c_lc) + bias) for every image b and class c. Plain
-autograd would keep three tensors of shape (B, L, C, H) and walk through memory for each; here a
-few images at a time go through all layers, and only the last layer is kept. The first layer is
-computed again on the way back: it is a sum.
+It is the mean over L of relu(W relu(a_b + c_lc) + bias) for every image b and class c. Plain
+autograd would keep three tensors of shape (B, L, C, H) and go through memory for each. Here a few
+images at a time go through all layers, and only the last layer is kept. The backward pass computes
+the first layer again, which is only a sum.
 """
 
 from typing import Any
@@ -15,8 +15,11 @@ _PIECE_BYTES = {"cpu": 2 * 1024**2, "cuda": 256 * 1024**2}
 
 
 def mean_hidden(images: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(B, H), (L, C, H), (K, H), (K,) -> (B, C, K)."""
-    with torch.autocast(images.device.type, enabled=False):  # mixed precision ends before here
+    """Returns the mean over L of relu(weight relu(images + classes) + bias).
+
+    Image parts (B, H), class parts (L, C, H), weight (K, H) and bias (K,) -> (B, C, K).
+    """
+    with torch.autocast(images.device.type, enabled=False):  # single precision from here on
         dtype = torch.promote_types(weight.dtype, torch.float32)
         inputs = (tensor.to(dtype) for tensor in (images, classes, weight, bias))
         result: Tensor = _MeanHidden.apply(*inputs)  # type: ignore[no-untyped-call]
@@ -62,13 +65,16 @@ def _first(images: Tensor, classes: Tensor) -> Tensor:
 
 
 def _through_relu(grad: Tensor, output: Tensor) -> Tensor:
-    """The gradient where the output is positive, in one pass."""
+    """Returns the gradient where the ReLU's output is positive, else zero, in one pass."""
     result: Tensor = torch.ops.aten.threshold_backward(grad, output, 0)
     return result
 
 
 def pieces(count: int, numbers: int, like: Tensor, budgets: dict[str, int]) -> list[slice]:
-    """A few images at a time, each making tensors of so many numbers."""
+    """Splits `count` images into slices whose tensors fit the budget of the device in bytes.
+
+    An image makes a tensor of `numbers` numbers of the type of `like`.
+    """
     budget = budgets.get(like.device.type, budgets["cuda"])
     size = max(1, budget // (numbers * like.element_size()))
     return [slice(start, start + size) for start in range(0, count, size)]

@@ -1,4 +1,8 @@
-"""Domain shifts inside an episode: who is asked, and what is known to whom."""
+"""Meta-target shifts inside an episode: which images are queries, and which centres they get.
+
+A shift names a meta-target domain T' and meta-source domains S'. The classifier of a query is
+written from the class centres of S' and compared with the one that is written from those of T'.
+"""
 
 from typing import NamedTuple
 
@@ -9,34 +13,38 @@ from solodg.algorithms.centres import Centres, CentreSums
 from solodg.types import Batch, Episode
 
 
-class Turn(NamedTuple):
-    """One shift: queries of a domain T' that the source S' does not hold."""
+class MetaShift(NamedTuple):
+    """Queries of a meta-target domain, with the class centres of meta-source and meta-target."""
 
     queries: Tensor  # (Q,) positions in the merged episode
     source: Centres  # of S'
     target: Centres  # of T'
 
 
-def the_episodes_own(episode: Episode, merged: Batch, z: Tensor, num_classes: int) -> Turn:
-    """The paper's: the episode's target domain is asked; its context comes first, if it has one."""
+def episode_shift(episode: Episode, merged: Batch, z: Tensor, num_classes: int) -> MetaShift:
+    """Returns the paper's shift: the episode's target is T', its source is S'.
+
+    `z` (B, D) are the embeddings of the merged episode. The first `num_context` target images are
+    context, the others queries; without that number all of them are both.
+    """
     start, end = len(episode.source.y), len(merged.y)
     context_end = end if episode.num_context is None else start + episode.num_context
-    everyone = torch.arange(end, device=z.device)
-    queries = everyone[start:] if context_end == end else everyone[context_end:]
+    positions = torch.arange(end, device=z.device)
+    queries = positions[start:] if context_end == end else positions[context_end:]
     source = CentreSums(num_classes).add(z[:start], *episode.source[1:])
     context = slice(start, context_end)
     target = CentreSums(num_classes)
     target.add(z[context], merged.y[context], merged.domain[context])
-    return Turn(queries, source.over(source.domains), target.over(target.domains))
+    return MetaShift(queries, source.over(source.domains), target.over(target.domains))
 
 
-def every_domain_in_turn(merged: Batch, z: Tensor, num_classes: int) -> list[Turn]:
-    """Each domain once as T', the others being S': all images are queries."""
-    everyone = torch.arange(len(merged.y), device=z.device)
+def shift_to_each_domain(merged: Batch, z: Tensor, num_classes: int) -> list[MetaShift]:
+    """Returns one shift for each domain as T', with the others as S'; all images are queries."""
+    positions = torch.arange(len(merged.y), device=z.device)
     sums = CentreSums(num_classes).add(z, merged.y, merged.domain)
     return [
-        Turn(
-            everyone[merged.domain == domain],
+        MetaShift(
+            positions[merged.domain == domain],
             sums.over([other for other in sums.domains if other != domain]),
             sums.over([domain]),
         )
@@ -44,8 +52,8 @@ def every_domain_in_turn(merged: Batch, z: Tensor, num_classes: int) -> list[Tur
     ]
 
 
-def without_shift(merged: Batch, z: Tensor, num_classes: int) -> Turn:
-    """Without meta-learning: S' and T' are both all domains."""
+def no_shift(merged: Batch, z: Tensor, num_classes: int) -> MetaShift:
+    """Returns the case without meta-learning: S' and T' are both all domains."""
     sums = CentreSums(num_classes).add(z, merged.y, merged.domain)
     centres = sums.over(sums.domains)
-    return Turn(torch.arange(len(merged.y), device=z.device), centres, centres)
+    return MetaShift(torch.arange(len(merged.y), device=z.device), centres, centres)

@@ -1,9 +1,9 @@
-"""What the loss needs of a classifier per image, in pieces that stay in cache.
+"""Logit variance and KL of one classifier per image, computed in pieces that stay in cache.
 
-For w ~ N(m, s^2) with m = A h + a and s = softplus(P h + p) + MIN_SCALE, one per image and class,
-and a prior N(m', s'^2) per class: the variance of the logit, s^2 . z^2, and KL(q || p). Plain
-autograd makes and keeps about ten tensors of shape (B, C, D) for them; here a few images at a time
-go all the way, and mean and scale alone are kept.
+Image and class have w ~ N(m, s^2) with m = A h + a and s = softplus(P h + p) + MIN_SCALE; the class
+has a prior N(m', s'^2). The loss needs the variance of the logit, s^2 . z^2, and KL(q || p). Plain
+autograd keeps about ten tensors of shape (B, C, D) for them. Here a few images at a time go through
+all steps, and only mean and scale are kept.
 """
 
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ _PIECE_BYTES = {"cpu": 1024**2, "cuda": 256 * 1024**2}
 
 
 class PosteriorTerms(NamedTuple):
+    """What the loss needs of the posterior of each image and class."""
+
     variance: Tensor  # (B, C) of the logit w.z
     kl: Tensor  # (B, C) to the prior
 
@@ -27,8 +29,11 @@ class PosteriorTerms(NamedTuple):
 def posterior_terms(
     hidden: Tensor, z: Tensor, writer: GaussianWriter, prior: Gaussian
 ) -> PosteriorTerms:
-    """(B, C, H), (B, D), the writer's heads, a prior of shape (C, D)."""
-    with torch.autocast(hidden.device.type, enabled=False):  # mixed precision ends before here
+    """Returns logit variance and KL (B, C) of the classifiers that the writer's heads write.
+
+    Hidden layer (B, C, H), embeddings z (B, D), prior (C, D).
+    """
+    with torch.autocast(hidden.device.type, enabled=False):  # single precision from here on
         dtype = hidden.dtype
         heads = (
             writer.mean.weight,

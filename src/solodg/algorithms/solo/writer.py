@@ -1,4 +1,4 @@
-"""The amortised network that writes classifiers: a vector per class -> a Gaussian over weights."""
+"""The amortised network that writes classifiers: one vector per class -> Gaussian weights."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,10 +9,11 @@ MIN_SCALE = 1e-6  # a scale of zero would make the divergence infinite
 
 
 class GaussianWriter(nn.Module):
-    """Linear -> ReLU -> two Linear heads; scale = softplus(pre-scale) + MIN_SCALE.
+    """Writes a diagonal Gaussian over a classifier's row (D,) from a vector (D,) of the class.
 
-    `zero_start` makes the written mean zero and the scale softplus(`pre_scale_start`) whatever
-    the input, so that a residual around it starts as its base alone.
+    Linear -> ReLU -> two linear heads; scale = softplus(pre-scale) + MIN_SCALE. `zero_start` makes
+    the written mean zero at first, so that a residual starts as its base alone. `pre_scale_start`
+    makes the pre-scale this number at first, whatever the input.
     """
 
     def __init__(
@@ -35,11 +36,14 @@ class GaussianWriter(nn.Module):
             nn.init.constant_(self.pre_scale.bias, pre_scale_start)
 
     def hidden(self, x: Tensor) -> Tensor:
+        """Returns the hidden layer: (..., D) -> (..., H)."""
         return F.relu(self.first(x))
 
     def scale(self, hidden: Tensor) -> Tensor:
+        """Returns the scale for a hidden layer: (..., H) -> (..., D)."""
         return F.softplus(self.pre_scale(hidden)) + MIN_SCALE
 
     def forward(self, x: Tensor) -> Gaussian:
+        """Returns the written Gaussian: (..., D) -> mean and scale (..., D)."""
         hidden = self.hidden(x)
         return Gaussian(self.mean(hidden), self.scale(hidden))

@@ -1,24 +1,16 @@
-"""Single-sample generalisation in which the image also says how it is to be read.
+"""The paper's method with further parts in which a single image adapts the model to itself.
 
-The paper's generator reads the channel means of all stages of the very image that it classifies,
-and may read its class there, which need not hold on an unseen domain. That was the reason for the
-first four parts here; what they give is not more than three seeds can tell from nothing. What wins
-are the last two (docs/research_notebook.md). What differs from `solo`:
+    pose      a network estimates the pose of the image and undoes it before the backbone; for
+              backbones that are trained from random weights (pose.py, argument `frame`)
+    norm      the backbone's BatchNorm mixes in the image's own statistics; with pretrained weights
+              in three readings that are averaged (models/image_norm.py)
+    code      a few numbers take the place of the style, with domain supervision and swap in
+              training (style_code.py)
+    FiLM      the style code also scales and shifts the embedding (film.py)
 
-    code     the style is standardised, and squeezed into a few numbers that no gradient of the
-             classification reaches the backbone through
-    domain   images of one domain are asked to have codes near their domain's mean and far from
-             those of the others (a prototype loss, so that any number of domains will do)
-    swap     in training an image is classified with the code of another image of its domain; at
-             test with its own
-    FiLM     the code also scales and shifts the embedding, starting at the identity
-    norm     the backbone's BatchNorm takes a share of the image's own statistics; with pretrained
-             weights, three shares, whose readings are averaged (image_norm.py)
-    frame    the image also writes the frame in which it is read, in two looks, and images of one
-             class are asked to lie alike in all domains (frame.py); for backbones that are trained
-             from random weights
-
-All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`.
+All else (meta-learning, centres, hierarchy, meta-prior, KL) is the paper's, in `solo`. The gain
+comes from pose and norm; that of the other parts is within the noise of three seeds
+(docs/research_notebook.md).
 """
 
 from typing import Annotated, Any, ClassVar
@@ -30,19 +22,31 @@ from torch import Tensor, nn
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.centres import prototype_loss
 from solodg.algorithms.solo.method import Solo
-from solodg.algorithms.solo_plus.pose import Frame, disagreement, resampled
+from solodg.algorithms.solo_plus.film import FiLM
+from solodg.algorithms.solo_plus.pose import PoseNetwork, domain_disagreement, resample
+from solodg.algorithms.solo_plus.style_code import code_network, within_domain_shuffle
+from solodg.models.extractor import Extractor
 from solodg.types import Batch, Features
 
-_NEED = "a frame is written for pixels (leave frame out)"
+_NEED = "a pose is estimated from pixels (leave frame out)"
 
 
 class SoloPlus(Solo):
-    """`solo` on a style code of few dimensions, read from an image in its own frame.
+    """`solo` on a style code, for images whose pose is undone first.
 
-    code_dim        numbers of the style code; `domain_weight` that of its domain supervision
-    swap, film      in training another image's code of the domain; the code's FiLM
-    frame           looks that an image takes to write its frame; 0: none, as on stored features,
-                    which have no pixels
+    Predictions are those of `Solo`; its docstring has a table of them.
+
+    Arguments:
+        backbone: extractor of embedding and style; of images, if `frame` is not 0.
+        num_classes: number of classes C.
+        code_dim: numbers in the style code.
+        domain_weight: weight of the domain supervision of the style code; 0 leaves it out.
+        swap: whether training classifies an image with the code of another one of its domain.
+            At test an image always has its own.
+        film: whether the style code modulates the embedding.
+        frame: number of pose estimates: 0 none, 1 one, 2 one and a refinement of it, and so on.
+            It is called frame for historical reasons. Stored features have no pose: 0.
+        source_samples, prior_weight, kl_weight: as in `Solo`.
     """
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
@@ -59,7 +63,7 @@ class SoloPlus(Solo):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Extractor,
         *,
         num_classes: int,
         code_dim: int = 4,
@@ -80,56 +84,47 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
-        self.frame = Frame(image_channels(backbone, _NEED), frame) if frame else None
-        width = int(backbone.style_dim)  # type: ignore[arg-type]
-        self.standardise = nn.BatchNorm1d(width, affine=False)
-        self.encode = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, code_dim))
-        self.film = nn.Linear(code_dim, 2 * int(backbone.embedding_dim)) if film else None  # type: ignore[arg-type]
-        if self.film is not None:
-            nn.init.zeros_(self.film.weight)
-            nn.init.zeros_(self.film.bias)
+        # The names of these modules stand in checkpoints.
+        self.frame = PoseNetwork(image_channels(backbone, _NEED), frame - 1) if frame else None
+        self.standardise = nn.BatchNorm1d(backbone.style_dim, affine=False)
+        self.encode = code_network(backbone.style_dim, code_dim)
+        self.film = FiLM(code_dim, backbone.embedding_dim) if film else None
 
     def embed(self, x: Tensor) -> Tensor:
-        return self._read(x).embedding
+        """Returns the embedding (B, D) that is classified: pose undone, after FiLM."""
+        return self._modulated(x).embedding
 
-    def observe(self, x: Tensor, maps: Tensor | None = None) -> Features:
-        """`maps`: in frames that others wrote, (B, 2, 3)."""
+    def features(self, x: Tensor, poses: Tensor | None = None) -> Features:
+        """Returns embedding (B, D) and style code (B, code_dim), before FiLM.
+
+        `poses` (B, 2, 3) replace those that the images would be given.
+        """
         if self.frame is not None:
-            x = resampled(x, self.frame.maps(x) if maps is None else maps)
-        return self._observe_framed(x)
+            x = resample(x, self.frame.poses(x) if poses is None else poses)
+        return self._code_features(x)
 
-    def _observe_framed(self, x: Tensor) -> Features:
+    def modulate(self, features: Features) -> Features:
+        """Returns the features that are classified, after FiLM."""
+        return features if self.film is None else self.film.modulate(features)
+
+    def _code_features(self, x: Tensor) -> Features:
+        """Returns embedding and style code of images whose pose is undone already."""
         features: Features = self.backbone(x)
         code: Tensor = self.encode(self.standardise(features.style.detach()))
         return Features(features.embedding, code)
 
-    def _read_episode(self, merged: Batch) -> tuple[Features, dict[str, Tensor]]:
-        x = merged.x
+    def _episode_features(self, merged: Batch) -> tuple[Features, dict[str, Tensor]]:
+        """Returns the episode's features with swapped codes, and the losses of pose and code."""
+        x, y, domain = merged
         extra = {}
         if self.frame is not None:
-            with torch.autocast(x.device.type, enabled=False):  # half a pixel is too coarse
-                framed = self.frame(x)
-                extra["frame"] = disagreement(framed, merged.y, merged.domain)
-            x = framed.detach()
-        z, code = self._observe_framed(x)
+            with torch.autocast(x.device.type, enabled=False):  # too coarse for coordinates
+                x = self.frame(x)
+                extra["frame"] = domain_disagreement(x, y, domain)
+            x = x.detach()  # no other loss trains the pose
+        z, code = self._code_features(x)
         if self.domain_weight:
-            extra["domain"] = self.domain_weight * prototype_loss(code, merged.domain)
+            extra["domain"] = self.domain_weight * prototype_loss(code, domain)
         if self.swap:
-            code = code[within_domain_shuffle(merged.domain)]
-        return self.conditioned(Features(z, code)), extra
-
-    def conditioned(self, observed: Features) -> Features:
-        if self.film is None:
-            return observed
-        scale, shift = self.film(observed.style).chunk(2, 1)
-        return Features(observed.embedding * (1 + scale) + shift, observed.style)
-
-
-def within_domain_shuffle(domain: Tensor) -> Tensor:
-    """A permutation that sends every image to one of its own domain, at random."""
-    mixed = torch.randperm(len(domain), device=domain.device)
-    source = mixed[domain[mixed].argsort(stable=True)]  # domain by domain, at random within
-    place = domain.argsort(stable=True)
-    result = torch.empty_like(mixed)
-    result[place] = source
-    return result
+            code = code[within_domain_shuffle(domain)]
+        return self.modulate(Features(z, code)), extra

@@ -1,15 +1,17 @@
-"""The frame that an image writes for itself: where its pixels go before the backbone reads them.
+"""The pose of an image: a network estimates it and undoes it before the backbone reads the image.
 
-A small network looks at the image and writes a pose, which starts at none (spatial transformers:
-Jaderberg et al., 2015): any turn, and a little stretch and shift. More of those would be a way out:
-all images agree when they are made too small to see. It may look again, with the same weights, at
-the image in the frame written so far, and add what is still amiss (Lin and Lucey, 2017): a pose
-that no source domain has is brought near to one that some have, and from there on as those are.
+A small network estimates an affine map (spatial transformers: Jaderberg et al., 2015): any
+rotation, and a little stretch and shift. Larger ones are not allowed, because all images agree when
+they are too small to see. The network may then read the resampled image and refine its estimate,
+with the same weights (Lin and Lucey, 2017). So a pose that no source domain has comes near to one
+that some have, from where it is undone like those.
 
-It learns from `disagreement` alone: images of one class in different domains are to lie alike. So
-domains that differ by the pose of what they show come closer to each other, those not seen in
-training among them. What classifies the result has no say: it would rather know the training images
-as they are (docs/research_notebook.md).
+The network learns from `domain_disagreement` alone: images of one class should lie alike in all
+domains. So domains that differ by pose come closer to each other, unseen ones included. The
+classification loss does not train it: it would rather keep the training images as they are
+(docs/research_notebook.md).
+
+In arguments, records and checkpoints this part is called `frame` for historical reasons.
 """
 
 import torch
@@ -18,18 +20,22 @@ from torch.nn import functional as F
 
 from solodg.algorithms.centres import group_means
 
-_LOOK = 32  # pixels a side that are enough to see a pose
-_STRETCH = 0.1  # at most, in each of three ways, for a look
-_SHIFT = 0.1  # at most, of half a side, for a look
+_INPUT_SIZE = 32  # pixels a side that are enough to see a pose
+_STRETCH = 0.1  # at most, in each of three ways, for one estimate
+_SHIFT = 0.1  # at most, of half a side, for one estimate
 _COARSE = 16  # pixels a side of the images whose means are compared
 
 
-class Frame(nn.Module):
-    """(B, C, H, W) -> the same, each image in its own frame, which it writes in some looks."""
+class PoseNetwork(nn.Module):
+    """Estimates the pose of each image and returns the image with its pose undone.
 
-    def __init__(self, channels: int, looks: int = 1) -> None:
+    The first estimate is followed by `refinements`, each on the image resampled so far. The poses
+    start at the identity. `look` and `pose` are names in checkpoints.
+    """
+
+    def __init__(self, channels: int, refinements: int = 0) -> None:
         super().__init__()
-        self.looks = looks
+        self.refinements = refinements
         self.look = nn.Sequential(
             nn.Conv2d(channels, 16, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -38,7 +44,7 @@ class Frame(nn.Module):
             nn.Conv2d(32, 32, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(32 * (_LOOK // 8) ** 2, 64),
+            nn.Linear(32 * (_INPUT_SIZE // 8) ** 2, 64),
             nn.ReLU(),
         )
         self.pose = nn.Linear(64, 6)
@@ -46,77 +52,71 @@ class Frame(nn.Module):
         nn.init.zeros_(self.pose.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return resampled(x, self.maps(x))
+        """Returns images (B, C, H, W) resampled by their poses."""
+        return resample(x, self.poses(x))
 
-    def maps(self, x: Tensor) -> Tensor:
-        """The affine map of each image, (B, 2, 3), on coordinates in [-1, 1]."""
-        small = _shrunk(x)
-        maps = self._written(small)
-        for _ in range(self.looks - 1):
-            maps = composed(maps, self._written(resampled(small, maps)))
-        return maps
+    def poses(self, x: Tensor) -> Tensor:
+        """Returns the pose of each image: affine maps (B, 2, 3) on coordinates in [-1, 1]."""
+        small = _shrink(x)
+        poses = self._estimate(small)
+        for _ in range(self.refinements):
+            poses = compose(poses, self._estimate(resample(small, poses)))
+        return poses
 
-    def _written(self, small: Tensor) -> Tensor:
-        pose: Tensor = self.pose(self.look(small - 0.5))
-        return posed(pose[:, 0], _STRETCH * pose[:, 1:4].tanh(), _SHIFT * pose[:, 4:].tanh())
+    def _estimate(self, small: Tensor) -> Tensor:
+        pose: Tensor = self.pose(self.look(small - 0.5))  # (B, 6)
+        return pose_maps(pose[:, 0], _STRETCH * pose[:, 1:4].tanh(), _SHIFT * pose[:, 4:].tanh())
 
 
-def posed(angle: Tensor, stretch: Tensor, shift: Tensor) -> Tensor:
-    """(B,) radians, (B, 3) and (B, 2) -> (B, 2, 3) maps: a stretch, a turn, and a shift."""
+def pose_maps(angle: Tensor, stretch: Tensor, shift: Tensor) -> Tensor:
+    """Returns affine maps (B, 2, 3): a stretch, then a rotation, then a shift.
+
+    Angles (B,) in radians, stretches (B, 3) and shifts (B, 2).
+    """
     cosine, sine = angle.cos(), angle.sin()
     both, across, skew = stretch.unbind(1)
-    turns = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
+    rotations = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
     stretches = torch.stack([1 + both + across, skew, skew, 1 + both - across], 1).view(-1, 2, 2)
-    return torch.cat([turns @ stretches, shift[:, :, None]], dim=2)
+    return torch.cat([rotations @ stretches, shift[:, :, None]], dim=2)
 
 
-def disagreement(x: Tensor, y: Tensor, domain: Tensor) -> Tensor:
-    """How much of what differs between images lies between domains, from 0 to 1, for (B, C, H, W).
+def domain_disagreement(x: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    """Returns the share, from 0 to 1, of the variance of images (B, C, H, W) between domains.
 
-    Mean images of each class in each domain: the variance between domains within a class, as a
-    share of all their variance. Coarse pixels let images that lie far apart pull at each other.
+    It compares the mean images of each class in each domain: their variance between domains within
+    a class, over all their variance. Coarse pixels give a gradient even where images lie far apart.
     """
     pixels = F.adaptive_avg_pool2d(x, _COARSE).flatten(1)
     num_classes = int(y.max()) + 1
     pair = domain * num_classes + y
-    means, _ = group_means(pixels, pair)  # of each class in each domain that shows it
-    of_class, label = group_means(means, pair.unique() % num_classes)
-    within = (means - of_class[label]).square().sum()
-    whole = (means - means.mean(0)).square().sum()
-    return within / whole.clamp(min=1e-6)
+    means, _ = group_means(pixels, pair)  # one row per class and domain that occur together
+    class_means, label = group_means(means, pair.unique() % num_classes)
+    within = (means - class_means[label]).square().sum()
+    total = (means - means.mean(0)).square().sum()
+    return within / total.clamp(min=1e-6)
 
 
-def mean_pose(maps: Tensor) -> Tensor:
-    """(B, 2, 3) -> (2, 3): the mean turn, the mean stretch and the mean shift.
+def mean_pose(poses: Tensor) -> Tensor:
+    """Returns the mean rotation, stretch and shift of poses as one map: (B, 2, 3) -> (2, 3).
 
-    Entry by entry, maps that turn to both sides would have a mean that shrinks.
+    A mean entry by entry would shrink the image where poses rotate to both sides.
     """
-    left, sizes, right = torch.linalg.svd(maps[:, :, :2])
+    left, sizes, right = torch.linalg.svd(poses[:, :, :2])
     stretch = (right.mT @ (sizes[:, :, None] * right)).mean(0)
     left_mean, _, right_mean = torch.linalg.svd((left @ right).mean(0))
-    return torch.cat([left_mean @ right_mean @ stretch, maps[:, :, 2].mean(0)[:, None]], dim=1)
+    return torch.cat([left_mean @ right_mean @ stretch, poses[:, :, 2].mean(0)[:, None]], dim=1)
 
 
-def composed(first: Tensor, then: Tensor) -> Tensor:
-    """(B, 2, 3) maps: reading by `first`, and what that gives by `then`, in one map."""
-    turn = first[:, :, :2]
-    return torch.cat([turn @ then[:, :, :2], turn @ then[:, :, 2:] + first[:, :, 2:]], dim=2)
+def compose(first: Tensor, then: Tensor) -> Tensor:
+    """Returns maps (B, 2, 3) that resample like `first` and, on the result, `then`."""
+    linear = first[:, :, :2]
+    return torch.cat([linear @ then[:, :, :2], linear @ then[:, :, 2:] + first[:, :, 2:]], dim=2)
 
 
-def _shrunk(x: Tensor) -> Tensor:
-    """(B, C, 32, 32), without aliasing, by what every exporter knows."""
-    times = min(x.shape[2:]) // _LOOK
-    if times > 1:
-        x = F.avg_pool2d(x, times)
-    if x.shape[2:] == (_LOOK, _LOOK):
-        return x
-    return F.interpolate(x, (_LOOK, _LOOK), mode="bilinear")
-
-
-def resampled(x: Tensor, maps: Tensor) -> Tensor:
-    """Each image read at the places that its map sends the pixels' places to; zero outside."""
+def resample(x: Tensor, poses: Tensor) -> Tensor:
+    """Returns images (B, C, H, W) read where the maps (B, 2, 3) send each pixel; zero outside."""
     height, width = x.shape[2:]
-    down, right = (_places(size, x) for size in (height, width))
+    down, right = (_pixel_centres(size, x) for size in (height, width))
     grid = torch.stack(  # (H, W, 3): x, y, 1
         [
             right.expand(height, width),
@@ -125,11 +125,21 @@ def resampled(x: Tensor, maps: Tensor) -> Tensor:
         ],
         dim=2,
     )
-    places = torch.einsum("hwk,bjk->bhwj", grid, maps)
+    places = torch.einsum("hwk,bjk->bhwj", grid, poses)  # (B, H, W, 2)
     return F.grid_sample(x, places, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def _places(size: int, like: Tensor) -> Tensor:
-    """Middles of the pixels along one side of the square from -1 to 1."""
+def _shrink(x: Tensor) -> Tensor:
+    """Returns images (B, C, 32, 32) without aliasing, by operators that every exporter has."""
+    times = min(x.shape[2:]) // _INPUT_SIZE
+    if times > 1:
+        x = F.avg_pool2d(x, times)
+    if x.shape[2:] == (_INPUT_SIZE, _INPUT_SIZE):
+        return x
+    return F.interpolate(x, (_INPUT_SIZE, _INPUT_SIZE), mode="bilinear")
+
+
+def _pixel_centres(size: int, like: Tensor) -> Tensor:
+    """Returns the coordinates (size,) of the pixels along a side from -1 to 1."""
     steps = torch.arange(size, dtype=like.dtype, device=like.device)
     return (2 * steps + 1) / size - 1

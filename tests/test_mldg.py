@@ -1,0 +1,79 @@
+"""MLDG against small independent implementations."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from peer_models import (
+    kind_on_images,
+    random_episode,
+)
+from solodg.algorithms.mldg import MLDG
+from solodg.models.extractor import ReadyFeatures
+from solodg.types import Episode
+
+
+def plain_loss_and_gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray):
+    """Softmax regression by hand; theta is (3, D + 1), the bias last."""
+    inputs = np.concatenate([x, np.ones((len(x), 1))], 1)
+    logits = inputs @ theta.T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    p[np.arange(len(y)), y] -= 1
+    return loss, p.T @ inputs / len(y)
+
+
+@pytest.mark.parametrize("second_order", [True, False])
+def test_mldgs_gradient_is_that_of_finite_differences(second_order: bool) -> None:
+    torch.manual_seed(0)
+    alpha, beta = 0.7, 1.3
+    algorithm = MLDG(
+        ReadyFeatures(4, 2), num_classes=3, alpha=alpha, beta=beta, second_order=second_order
+    ).double()
+    one = random_episode((6,), seed=3)
+    source, target = (b._replace(x=4 * b.x.double() - 2) for b in one[:2])
+    losses = algorithm.losses(Episode(source, target))
+    losses["loss"].backward()
+    linear = algorithm.classifier
+    theta = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().numpy()
+    ours = torch.cat([linear.weight.grad, linear.bias.grad[:, None]], 1).numpy()
+    (xs, ys), (xt, yt) = ((b.x[:, :4].numpy(), b.y.numpy()) for b in (source, target))
+    fixed = plain_loss_and_gradient(theta, xs, ys)[1]
+
+    def objective(at: np.ndarray) -> float:
+        first, gradient = plain_loss_and_gradient(at, xs, ys)
+        step = gradient if second_order else fixed
+        return first + beta * plain_loss_and_gradient(at - alpha * step, xt, yt)[0]
+
+    assert losses["loss"].item() == pytest.approx(objective(theta), rel=1e-12)
+    expected = np.zeros_like(theta)
+    for place in np.ndindex(*theta.shape):
+        shift = np.zeros_like(theta)
+        shift[place] = 1e-5
+        expected[place] = (objective(theta + shift) - objective(theta - shift)) / 2e-5
+    np.testing.assert_allclose(ours, expected, atol=1e-9)
+
+
+def test_mldg_leaves_weights_and_the_statistics_of_its_inner_step_behind() -> None:
+    algorithm = kind_on_images(MLDG).train()
+    plain = copy.deepcopy(algorithm)
+    one = random_episode((3, 32, 32))
+    algorithm.losses(one)["loss"].backward()
+    with torch.no_grad():
+        plain(one.source.x)
+    for (name, own), other in zip(
+        algorithm.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
+        assert torch.equal(own, other), name
+
+
+def test_mldg_trains_what_may_be_trained() -> None:
+    algorithm = kind_on_images(MLDG).train()
+    algorithm.backbone.train_last(1)
+    algorithm.losses(random_episode((3, 32, 32)))["loss"].backward()
+    trained = {name.split(".")[-3] for name, p in algorithm.backbone.named_parameters()
+               if p.grad is not None}  # fmt: skip
+    assert trained == {"3"}
