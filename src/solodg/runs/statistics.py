@@ -1,0 +1,42 @@
+"""The mean over seeds with its 95% interval."""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scipy import stats
+
+LEVEL = 0.95
+
+
+class MeanInterval(NamedTuple):
+    """A mean over seeds with the half width of its 95% interval by Student t."""
+
+    mean: float
+    half: float | None  # None: one seed has no interval
+    n: int
+
+    @property
+    def low(self) -> float:
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (self.half or 0.0)
+
+    def text(self, digits: int = 1) -> str:
+        """`70.2 ± 2.6`"""
+        text = f"{self.mean:.{digits}f}"
+        return text if self.half is None else f"{text} ± {self.half:.{digits}f}"
+
+
+def mean_interval(values: Sequence[float]) -> MeanInterval | None:
+    """Returns the mean of the values with its interval; None where there is no value."""
+    if not values:
+        return None
+    n = len(values)
+    if n == 1:
+        return MeanInterval(values[0], None, 1)
+    quantile = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1))
+    half = quantile * statistics.stdev(values) / n**0.5
+    return MeanInterval(statistics.mean(values), half, n)
