@@ -65,7 +65,7 @@ MODULES = {
     """,
     "runs": """
         __init__ allocator
-        config model_info statistics
+        config model_info predictions statistics
         metrics tables
         fit feature_cache tensorboard
         target_images stream
@@ -94,7 +94,7 @@ MODULES = {
     """,
     "report": """
         __init__ predictions
-        charts
+        charts facts galleries
         run_page
     """,
     "serving": """

@@ -171,7 +171,7 @@ def test_files_of_others_are_refused(digits_onnx: Path, tmp_path: Path) -> None:
     model = onnx.load(digits_onnx)
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "anonymous.onnx")
-    with pytest.raises(UserError, match="does not say what it is"):
+    with pytest.raises(UserError, match="holds no description of its model"):
         solodg.load(tmp_path / "anonymous.onnx")
     (tmp_path / "broken.onnx").write_bytes(digits_onnx.read_bytes()[:1000])
     with pytest.raises(UserError, match="not a readable ONNX file"):

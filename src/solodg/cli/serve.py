@@ -76,19 +76,21 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
     """What draws an image's explanation; it needs the source images of the run, once."""
     from solodg.explain.explanation import explain
     from solodg.explain.figure import explain_figure
-    from solodg.explain.projection import kept_plane
+    from solodg.explain.projection import stored_projection
     from solodg.figures.style import themed_svg
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
 
     try:
-        plane = kept_plane(run, predictor, moved_machine(run, data_dir), progress=BarProgress(err))
+        projection = stored_projection(
+            run, predictor, moved_machine(run, data_dir), progress=BarProgress(err)
+        )
     except (UserError, OSError) as error:
         err.print(f"No figures: {error}", style="yellow")
         return None
 
     def draw(pixels: "Pixels") -> bytes:
         image = pixels.transpose(1, 2, 0)  # as arrays of images are
-        return themed_svg(explain_figure(explain(predictor, plane, image)))
+        return themed_svg(explain_figure(explain(predictor, projection, image)))
 
     return draw

@@ -14,7 +14,8 @@ from solodg.runs.build import Say, inputs, single_device
 from solodg.runs.config import Machine, RunConfig, portable
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
-from solodg.runs.metrics import Predictions, metrics, predict
+from solodg.runs.metrics import metrics, predict
+from solodg.runs.predictions import Predictions
 from solodg.progress import Advance, NoProgress, Progress
 from solodg.runs.folder import (
     FINISHED,
@@ -113,7 +114,7 @@ def _record(one: _Scored, common: dict[str, Any], folder: Path) -> Record:
         **common | {"stream": common["stream"] | seen},
         domain=one.part.domain_name,
         role=one.role,
-        metrics=metrics(one.result),
+        metrics=metrics(one.result, one.part.labels),
         time={
             "seconds": round(one.seconds, 3),
             **_training_time(folder),

@@ -36,7 +36,8 @@ from solodg.data.domains import fold
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
-from solodg.runs.metrics import Predictions, metrics, predict
+from solodg.runs.metrics import metrics, predict
+from solodg.runs.predictions import Predictions
 from solodg.progress import NoProgress, Progress
 from solodg.runs.folder import FINISHED, claim, is_finished
 from solodg.seeding import derive
@@ -209,19 +210,19 @@ class _Run:
     def validate(self, algorithm: Algorithm) -> Score:
         device = self.fabric.device
         self._finalize(algorithm)
-        found = []
-        for part in seen_apart(algorithm, self.val):
+        found, parts = [], seen_apart(algorithm, self.val)
+        for part in parts:
             show_target(algorithm, part, device)
             found.append(predict(algorithm.probabilities, inputs(part), device=device))
         if algorithm.target_images:
             self._finalize(algorithm)  # what is kept has seen no domain
-        predictions = Predictions(*map(np.concatenate, zip(*found, strict=True)))
+        predictions = Predictions.concatenate(found)
         if not np.isfinite(predictions.probabilities).all():
             raise UserError(
                 "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
                 "--backbone-learning-rate."
             )
-        scored = metrics(predictions)
+        scored = metrics(predictions, np.concatenate([part.labels for part in parts]))
         self.clock.save()
         return Score(scored["accuracy"], -scored["nll"])
 
