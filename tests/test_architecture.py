@@ -98,7 +98,7 @@ MODULES = {
         run_page
     """,
     "serving": """
-        __init__ refusal
+        __init__ request_error
         settings docs_page draining loopback_guard metrics
         admission batching uploads
         schemas

@@ -118,7 +118,7 @@ def test_every_form_of_an_image_gives_the_same_answer(
         model.adapted_classifier(pixels)
 
 
-def test_threads_may_share_a_model_and_company_changes_nothing(
+def test_threads_may_share_a_model_and_batches_change_nothing(
     digits_onnx: Path, digits: np.ndarray
 ) -> None:
     model, images = solodg.load(digits_onnx), [image[0] for image in digits[::10]]

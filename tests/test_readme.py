@@ -16,7 +16,7 @@ from scipy import stats
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.data import DATASETS
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -85,7 +85,7 @@ def test_the_options_and_limits_of_the_use_page_are_those_of_the_commands() -> N
             capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"},
         ).stdout  # fmt: skip
         assert all(flag in help_text for flag in flags), command
-    settings = Settings()
+    settings = ServerSettings()
     assert f"| {settings.max_bytes // 1024**2} megabytes" in text
     assert f"| {settings.max_images} a request" in text
     assert f"| {settings.max_pixels // 10**6} million" in text

@@ -248,7 +248,7 @@ def test_charts_can_be_read_with_any_number_of_classes(classes: int) -> None:
     part = DomainPredictions("target", "d", pixels, Predictions(after))
     names = [f"a_rather_long_name_{i}" for i in range(classes)]
     titles = ("unseen domains", "seen domains, new images", "unseen, before adaptation")
-    groups = {title: (part.predictions, labels) for title in titles}
+    groups = dict.fromkeys(titles, (part.predictions, labels))
     assert disorder(confusion(part, names)) == []
     assert disorder(reliability(groups)) == []
     assert disorder(accuracy_over_uncertainty(groups)) == []

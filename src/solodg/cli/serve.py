@@ -54,10 +54,10 @@ def serve(
     try:
         from solodg.serving.server import read_token
         from solodg.serving.server import serve as run_server
-        from solodg.serving.settings import Settings
+        from solodg.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise missing_extra("serve", "The server", error) from error
-    settings = Settings(
+    settings = ServerSettings(
         max_batch=max_batch,
         max_images=max_images,
         max_bytes=int(max_mb * 1024**2),

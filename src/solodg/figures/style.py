@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,7 +26,7 @@ GREY = "#7c7c7c"  # legible on white and on black
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
 _DARK = {BLUE: COLOURS[5], ORANGE: COLOURS[4], "#d9d9d9": "#3a3f46"}  # the same palette, and grids
 # matplotlib reads these while it writes an SVG: real text, and the same bytes every time.
-_SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "solodg"}
+_SVG_SETTINGS: dict[Any, str] = {"svg.fonttype": "none", "svg.hashsalt": "solodg"}
 _settings_lock = threading.Lock()  # settings belong to the process, not to a thread
 _STYLE = """<style>
 svg{{color:#1b1d21;{light}}}
@@ -35,12 +35,12 @@ text{{fill:currentColor}}
 </style>"""
 
 
-def new_figure(width: float, height: float, layout: str | None = None) -> Figure:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     """Makes an empty figure, its size in inches.
 
     It is unknown to pyplot, so that threads can draw at the same time and none stays open.
     """
-    figure = Figure(figsize=(width, height), layout=layout)  # type: ignore[arg-type]
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -121,7 +121,7 @@ def _write(figure: Figure, target: Path | io.BytesIO, **options: Any) -> None:
 def _svg_settings() -> Iterator[None]:
     """Applies `_SVG_SETTINGS` for one thread at a time, and restores these settings alone."""
     with _settings_lock:
-        before = {name: mpl.rcParams[name] for name in _SVG_SETTINGS}
+        before: dict[Any, Any] = {name: mpl.rcParams[name] for name in _SVG_SETTINGS}
         mpl.rcParams.update(_SVG_SETTINGS)
         try:
             yield
