@@ -30,7 +30,7 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
 
     Training resumes where an earlier call was stopped.
     """
-    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits, not those of a local folder
+    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits
     progress = BarProgress(err)
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():
