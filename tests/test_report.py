@@ -13,6 +13,7 @@ from solodg.data import LabelledImages
 from solodg.data.images import ImageArray
 from solodg.explain.figure import projection_figure
 from solodg.explain.projection import stored_projection
+from solodg.models.backbones import build_backbone
 from solodg.predict.torch import Predictor
 from solodg.progress import NoProgress
 from solodg.report.charts import (
@@ -38,6 +39,7 @@ from solodg.runs.folder import read_config, read_machine
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
+from test_features import save_weights
 
 in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
@@ -223,6 +225,27 @@ def test_a_card_shows_the_numbers_of_the_table(run: Path) -> None:
         for card in gallery.cards:
             assert card.prediction == answers[card.index]
             assert card.right == (answers[card.index].label == card.truth)
+
+
+def test_a_frozen_run_is_predicted_from_stored_features_and_explained_from_images(
+    tmp_path: Path, image_folder: Path, monkeypatch
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_weights(build_backbone("small_cnn", channels=3, image_size=32), weights)
+    config = RunConfig(dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=5,
+                       image_size=32, weights=str(weights), freeze_backbone=True,
+                       context_images=2)  # fmt: skip
+    machine = Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
+    folder = train_run(config, machine, tmp_path / "run")
+    explained = []
+    monkeypatch.setattr(
+        "solodg.report.galleries.probabilities_figure",
+        lambda e: explained.append(e) or projection_figure(e),
+    )
+    write_report(folder, machine, per_gallery=2)
+    assert explained
+    for e in explained:
+        assert e.after.samples.mean(0) == pytest.approx(e.predictions.probabilities[0], abs=1e-5)
 
 
 def test_galleries_by_hand() -> None:
