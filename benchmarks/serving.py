@@ -27,7 +27,7 @@ from PIL import Image
 import solodg
 from benchmarks.timing import table
 from solodg.pixels import EXTENSIONS
-from solodg.serving.schemas import report
+from solodg.serving.schemas import image_prediction
 
 MODES = {"micro-batches of up to 16": 16, "one at a time": 1}
 ROUNDS, WARM = 2, 3.0  # modes take turns; seconds of load before anything is counted
@@ -170,7 +170,8 @@ def main() -> None:
             images = [p.read_bytes() for p in paths[:: max(1, len(paths) // 256)]]
         alone = solodg.load(model)
         expected = [
-            report(None, alone.predict(image)).model_dump(by_alias=True) for image in images
+            image_prediction(None, alone.predict(image)).model_dump(by_alias=True)
+            for image in images
         ]
         del alone
         loads = {name: Load() for name in MODES}

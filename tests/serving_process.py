@@ -16,7 +16,7 @@ import uvicorn
 
 from solodg.predict.base import ImagePredictor
 from solodg.serving.app import build_app
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 
 
 class Server(NamedTuple):
@@ -48,15 +48,17 @@ def served(model: Path, *options: str, **environment: str) -> Iterator[Server]:
 @contextmanager
 def listening(predictor: ImagePredictor, **settings) -> Iterator[str]:
     """The app in a thread of this process; yields its address."""
-    config = uvicorn.Config(build_app(predictor, "test", Settings(**settings)), log_level="error")
+    config = uvicorn.Config(
+        build_app(predictor, "test", ServerSettings(**settings)), log_level="error"
+    )
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

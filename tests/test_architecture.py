@@ -67,7 +67,7 @@ MODULES = {
     """,
     "runs": """
         __init__ allocator
-        config model_info statistics
+        config model_info predictions statistics
         defaults devices metrics metrics_log tables
         training_state
         fit feature_cache
@@ -97,11 +97,11 @@ MODULES = {
     """,
     "report": """
         __init__ predictions
-        charts
+        charts facts galleries
         run_page
     """,
     "serving": """
-        __init__ refusal
+        __init__ request_error
         settings docs_page draining loopback_guard metrics
         admission batching uploads
         schemas

@@ -1,4 +1,4 @@
-"""A figure's numbers are the model's; the plane is the sources'; names never overlap."""
+"""A figure's numbers are the model's; the projection is the sources'; names never overlap."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +12,26 @@ from PIL import Image
 
 from figure_text import disorder, texts
 from solodg.errors import UserError
-from solodg.explain.explanation import Explanation, Judgement, Neighbour, explain
+from solodg.explain.explanation import ClassifierOutput, Explanation, Neighbour, explain
 from solodg.explain.figure import (
     ONE_CLASSIFIER,
     explain_figure,
-    plane_figure,
     probabilities_figure,
+    projection_figure,
 )
-from solodg.explain.projection import PER_CELL, PLANE, Plane, kept_plane, principal_axes
+from solodg.explain.projection import (
+    IMAGES_PER_CELL,
+    PROJECTION_FILE,
+    Projection,
+    principal_axes,
+    stored_projection,
+)
 from solodg.figures.style import png, svg, themed_svg
 from solodg.predict.torch import Predictor
 from solodg.runs.build import open_source
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_tensors, write_tensors
 
@@ -52,7 +59,7 @@ def picture(toy) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_prototypes_times_embedding_are_the_models_logits(runs, picture, kind) -> None:
     model = Predictor.load(runs[kind])
-    found = explain(model, kept_plane(runs[kind], model), picture)
+    found = explain(model, stored_projection(runs[kind], model), picture)
     with torch.inference_mode():
         forward = model.algorithm(picture[None] / 255.0)[0].numpy()
     assert found.after.prototypes @ found.embedding + found.after.bias == pytest.approx(
@@ -64,22 +71,25 @@ def test_prototypes_times_embedding_are_the_models_logits(runs, picture, kind) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_probabilities_are_those_that_predict_reports(runs, picture, kind) -> None:
     model = Predictor.load(runs[kind])
-    found = explain(model, kept_plane(runs[kind], model), picture)
-    said = model.predict(picture)
-    assert found.after.probabilities == pytest.approx(list(said.probabilities.values()), abs=1e-6)
-    assert found.after.uncertainty == pytest.approx(said.uncertainty, abs=1e-6)
+    found = explain(model, stored_projection(runs[kind], model), picture)
+    assert found.prediction == model.predict(picture)
+    sampled = found.after.samples.mean(0)
+    assert found.predictions.probabilities[0] == pytest.approx(sampled, abs=1e-6)
+    if found.before is not None:
+        sampled = found.before.samples.mean(0)
+        assert found.predictions.before[0] == pytest.approx(sampled, abs=1e-6)
 
 
 def test_sampled_probabilities_are_those_of_the_gaussians_that_are_drawn(runs, picture) -> None:
     """By a plain loop in float64: the mean classifier's softmax is another number."""
     folder = runs["solo", "default"]
     model = Predictor.load(folder)
-    found = explain(model, kept_plane(folder, model), picture)
+    found = explain(model, stored_projection(folder, model), picture)
     with torch.inference_mode():
         own = model.algorithm.classifiers(picture[None] / 255.0)
         prior = model.algorithm.prior_classifier()
     gaussians = [(found.after, own.mean[0], own.scale[0]), (found.before, *prior)]
-    for judgement, mean, scale in gaussians:
+    for classifier, mean, scale in gaussians:
         rows = []
         for noise in model.algorithm.test_noise.double().numpy():
             logits = []
@@ -88,20 +98,20 @@ def test_sampled_probabilities_are_those_of_the_gaussians_that_are_drawn(runs, p
                 spread = np.sqrt((s**2 * found.embedding**2).sum())
                 logits.append((m * found.embedding).sum() + noise[c] * spread)
             rows.append(np.exp(logits) / np.exp(logits).sum())
-        assert judgement.samples == pytest.approx(np.array(rows), abs=1e-5)
-        assert judgement.prototypes == pytest.approx(mean.numpy(), abs=1e-6)
-        low, high = judgement.range()
+        assert classifier.samples == pytest.approx(np.array(rows), abs=1e-5)
+        assert classifier.prototypes == pytest.approx(mean.numpy(), abs=1e-6)
+        low, high = classifier.interval()
         assert (low <= high).all()
-        plain = np.exp(judgement.logits) / np.exp(judgement.logits).sum()
-        assert not np.allclose(plain, judgement.probabilities, rtol=0, atol=1e-9)
+        plain = np.exp(classifier.logits) / np.exp(classifier.logits).sum()
+        assert not np.allclose(plain, classifier.samples.mean(0), rtol=0, atol=1e-9)
 
 
 def test_before_is_the_classifier_of_the_sources_for_every_image(runs, toy) -> None:
     folder = runs["solo", "default"]
     model = Predictor.load(folder)
-    plane = kept_plane(folder, model)
+    projection = stored_projection(folder, model)
     images = toy.targets(["sky"])["sky"].images.take([0, 50])
-    one, other = (explain(model, plane, image) for image in images)
+    one, other = (explain(model, projection, image) for image in images)
     rows, _ = model.algorithm.linear_classifier()
     for found in (one, other):
         assert found.before.prototypes == pytest.approx(rows.detach().numpy(), abs=1e-6)
@@ -115,44 +125,44 @@ def test_before_is_the_classifier_of_the_sources_for_every_image(runs, toy) -> N
     assert one.moved == pytest.approx(expected)
 
 
-def test_the_plane_is_fitted_on_a_few_source_training_images_alone(runs) -> None:
+def test_the_projection_is_fitted_on_a_few_source_training_images_alone(runs) -> None:
     folder = runs["solo", "default"]
-    plane = kept_plane(folder, Predictor.load(folder))
+    projection = stored_projection(folder, Predictor.load(folder))
     source, _ = open_source(read_config(folder), read_machine(folder))
     train = source.train
     known = {train.images.take([i])[0].numpy().tobytes() for i in range(len(train))}
-    assert all(small.tobytes() in known for small in plane.thumbnails)  # toy images are small
-    assert "sky" not in plane.domain_names
-    cells = list(zip(plane.labels.tolist(), plane.domains.tolist(), strict=True))
-    assert max(cells.count(cell) for cell in set(cells)) <= PER_CELL
-    assert plane.axes @ plane.axes.T == pytest.approx(np.eye(2), abs=1e-5)
-    assert 0 < plane.shown_centres <= 1
-    assert 0 < plane.shown_images <= 1
+    assert all(small.tobytes() in known for small in projection.thumbnails)  # toy images are small
+    assert "sky" not in projection.domain_names
+    cells = list(zip(projection.labels.tolist(), projection.domains.tolist(), strict=True))
+    assert max(cells.count(cell) for cell in set(cells)) <= IMAGES_PER_CELL
+    assert projection.axes @ projection.axes.T == pytest.approx(np.eye(2), abs=1e-5)
+    assert 0 < projection.shown_centres <= 1
+    assert 0 < projection.shown_images <= 1
 
 
 def test_a_source_image_is_its_own_nearest(runs, toy) -> None:
     folder = runs["erm", "default"]
     model = Predictor.load(folder)
-    plane = kept_plane(folder, model)
-    found = explain(model, plane, torch.from_numpy(plane.thumbnails[17]))
+    projection = stored_projection(folder, model)
+    found = explain(model, projection, torch.from_numpy(projection.thumbnails[17]))
     assert found.nearest[0].index == 17
     assert found.nearest[0].distance == pytest.approx(0, abs=1e-3)
-    assert found.nearest[0].label == model.classes[plane.labels[17]]
+    assert found.nearest[0].label == model.classes[projection.labels[17]]
     distances = [n.distance for n in found.nearest]
     assert distances == sorted(distances)
 
 
-def test_the_plane_is_kept_until_the_weights_change(runs) -> None:
+def test_the_projection_is_kept_until_the_weights_change(runs) -> None:
     folder = runs["solo", "invariant"]
     model = Predictor.load(folder)
-    first = kept_plane(folder, model)
-    written = (folder / PLANE).stat().st_mtime_ns
-    kept_plane(folder, model)
-    assert (folder / PLANE).stat().st_mtime_ns == written
-    tensors, header = read_tensors(folder / PLANE)
+    first = stored_projection(folder, model)
+    written = (folder / PROJECTION_FILE).stat().st_mtime_ns
+    stored_projection(folder, model)
+    assert (folder / PROJECTION_FILE).stat().st_mtime_ns == written
+    tensors, header = read_tensors(folder / PROJECTION_FILE)
     stale = {name: torch.zeros_like(t) for name, t in tensors.items()}
-    write_tensors(folder / PLANE, stale, header | {"weights": "of another model"})
-    again = kept_plane(folder, model)
+    write_tensors(folder / PROJECTION_FILE, stale, header | {"weights": "of another model"})
+    again = stored_projection(folder, model)
     assert np.array_equal(again.axes, first.axes)
     assert np.array_equal(again.embeddings, first.embeddings)
 
@@ -179,7 +189,7 @@ def test_two_classes_give_one_axis_and_the_images_the_other() -> None:
 def test_one_classifier_for_all_is_not_drawn_twice(runs, picture) -> None:
     for kind in (("erm", "default"), ("solo", "invariant")):
         model = Predictor.load(runs[kind])
-        found = explain(model, kept_plane(runs[kind], model), picture)
+        found = explain(model, stored_projection(runs[kind], model), picture)
         assert found.before is None
         assert found.moved is None
         words = texts(explain_figure(found))
@@ -193,13 +203,13 @@ def test_a_method_without_a_linear_classifier_is_drawn_without_prototypes(
 ) -> None:
     folder = runs["erm", "default"]
     model = Predictor.load(folder)
-    plane = kept_plane(folder, model)
+    projection = stored_projection(folder, model)
 
     def none() -> None:
         raise UserError("no linear classifier")
 
     monkeypatch.setattr(model.algorithm, "linear_classifier", none)
-    found = explain(model, plane, picture)
+    found = explain(model, projection, picture)
     assert found.after.prototypes is None
     assert "prototype" not in texts(explain_figure(found))
 
@@ -210,27 +220,31 @@ def made(classes: int, *, adapts: bool = True, name: str = "class") -> Explanati
     dim, count = 16, 3 * classes
     centres = generator.normal(size=(classes, dim))
     axes = principal_axes(centres - centres.mean(0), centres)
-    plane = Plane(centres.mean(0), axes, centres, 1.0, 0.5, 0.1,
+    projection = Projection(centres.mean(0), axes, centres, 1.0, 0.5, 0.1,
                   np.repeat(centres, 3, 0) + generator.normal(size=(count, dim)),
                   np.repeat(np.arange(classes), 3), np.zeros(count, dtype=np.int64),
                   ("a long name of a domain",), np.zeros((count, 3, 8, 8), np.uint8))  # fmt: skip
     names = tuple(f"{name}_{i}_of_many" for i in range(classes))
 
-    def judged(shift: float) -> Judgement:
+    def output(shift: float) -> ClassifierOutput:
         rows = centres + shift * generator.normal(size=centres.shape)
         samples = generator.dirichlet(np.full(classes, 0.3), size=8)
-        return Judgement(rows, np.zeros(classes), rows @ centres[0], samples)
+        return ClassifierOutput(rows, np.zeros(classes), rows @ centres[0], samples)
 
-    near = tuple(Neighbour(i, float(i), names[i], plane.domain_names[0]) for i in range(5))
-    return Explanation(np.full((3, 8, 8), 200, np.uint8), names, plane, centres[0],
-                       judged(0) if adapts else None, judged(0.2), near, truth=1)  # fmt: skip
+    near = tuple(Neighbour(i, float(i), names[i], projection.domain_names[0]) for i in range(5))
+    before, after = output(0) if adapts else None, output(0.2)
+    predictions = Predictions(
+        after.samples.mean(0)[None], before.samples.mean(0)[None] if before else None
+    )
+    return Explanation(np.full((3, 8, 8), 200, np.uint8), names, projection, centres[0],
+                       predictions, before, after, near, truth=1)  # fmt: skip
 
 
 @pytest.mark.parametrize("adapts", [True, False])
 @pytest.mark.parametrize("classes", [5, 7, 10, 65])
 def test_no_text_lies_over_another_or_outside(classes: int, adapts: bool) -> None:
     found = made(classes, adapts=adapts)
-    for draw in (explain_figure, plane_figure, probabilities_figure):
+    for draw in (explain_figure, projection_figure, probabilities_figure):
         assert disorder(draw(found)) == []
 
 
@@ -249,7 +263,7 @@ def test_pictures_are_what_their_names_say() -> None:
 def test_important_classes_are_those_that_were_said_or_are_true() -> None:
     found = replace(made(65), truth=40)
     first = set(found.important[:3])
-    assert {found.after.best, found.before.best, 40} == first
+    assert {found.predictions.chosen[0], found.predictions.chosen_before[0], 40} == first
 
 
 def test_explain_writes_both_kinds_for_every_image_and_names_the_bad(
@@ -273,22 +287,22 @@ def test_explain_writes_both_kinds_for_every_image_and_names_the_bad(
     assert made_files == {"x.png", "x.svg", "b-x.png", "b-x.svg"}
 
 
-def test_an_image_is_shown_in_the_frame_that_it_wrote(runs, picture) -> None:
+def test_an_image_is_shown_in_the_pose_that_the_model_estimates(runs, picture) -> None:
     for kind in KINDS:
         model = Predictor.load(runs[kind])
-        found = explain(model, kept_plane(runs[kind], model), picture)
+        found = explain(model, stored_projection(runs[kind], model), picture)
         if kind[0] != "solo_plus":
-            assert found.framed is None
+            assert found.aligned is None
             continue
         with torch.inference_mode():
             framed = model.algorithm.frame(picture[None] / 255.0)[0]
-        assert np.abs(found.framed - 255 * framed.numpy()).max() <= 0.51
+        assert np.abs(found.aligned - 255 * framed.numpy()).max() <= 0.51
 
 
 def test_any_sign_may_stand_in_a_name(runs, picture) -> None:
     folder = runs["solo", "default"]
     model = Predictor.load(folder)
-    found = explain(model, kept_plane(folder, model), picture)
+    found = explain(model, stored_projection(folder, model), picture)
     text = svg(explain_figure(found, "cost$1_to_$2.png")).decode()
     assert "cost$1_to_$2.png" in text
 
@@ -296,7 +310,7 @@ def test_any_sign_may_stand_in_a_name(runs, picture) -> None:
 def test_figures_drawn_at_once_are_the_figures_drawn_alone(runs, picture) -> None:
     folder = runs["solo", "default"]
     model = Predictor.load(folder)
-    found = explain(model, kept_plane(folder, model), picture)
+    found = explain(model, stored_projection(folder, model), picture)
     alone = themed_svg(explain_figure(found))
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: themed_svg(explain_figure(found)), range(8))) == {alone}

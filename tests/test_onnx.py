@@ -118,7 +118,7 @@ def test_every_form_of_an_image_gives_the_same_answer(
         model.adapted_classifier(pixels)
 
 
-def test_threads_may_share_a_model_and_company_changes_nothing(
+def test_threads_may_share_a_model_and_batches_change_nothing(
     digits_onnx: Path, digits: np.ndarray
 ) -> None:
     model, images = solodg.load(digits_onnx), [image[0] for image in digits[::10]]
@@ -171,7 +171,7 @@ def test_files_of_others_are_refused(digits_onnx: Path, tmp_path: Path) -> None:
     model = onnx.load(digits_onnx)
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "anonymous.onnx")
-    with pytest.raises(UserError, match="does not say what it is"):
+    with pytest.raises(UserError, match="holds no description of its model"):
         solodg.load(tmp_path / "anonymous.onnx")
     (tmp_path / "broken.onnx").write_bytes(digits_onnx.read_bytes()[:1000])
     with pytest.raises(UserError, match="not a readable ONNX file"):

@@ -8,14 +8,14 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import solodg
 from solodg.serving.app import build_app
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 
 GOOD, BAD = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 
 
 @pytest.fixture(scope="module")
 def api(digits_onnx):
-    app = build_app(solodg.load(digits_onnx), "test", Settings())
+    app = build_app(solodg.load(digits_onnx), "test", ServerSettings())
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
     app.state.service.close()
 

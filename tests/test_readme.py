@@ -20,7 +20,7 @@ from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.cli import app
 from solodg.data import DATASETS
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -112,7 +112,7 @@ def test_the_options_and_limits_of_the_use_page_are_those_of_the_server() -> Non
     assert len(named) >= 8
     help_text = solodg("serve", "--help")
     assert all(flag in help_text for flag in named)
-    settings = Settings()
+    settings = ServerSettings()
     assert f"| {settings.max_bytes // 1024**2} megabytes" in text
     assert f"| {settings.max_images} a request" in text
     assert f"| {settings.max_pixels // 10**6} million" in text

@@ -11,6 +11,9 @@ from browser import CHROMIUM, DRIVER, MISSING, browser
 from figure_text import disorder
 from solodg.data import LabelledImages
 from solodg.data.images import ImageArray
+from solodg.explain.figure import projection_figure
+from solodg.explain.projection import stored_projection
+from solodg.models.backbones import build_backbone
 from solodg.predict.torch import Predictor
 from solodg.progress import NoProgress
 from solodg.report.charts import (
@@ -19,6 +22,7 @@ from solodg.report.charts import (
     reliability,
     training_curves,
 )
+from solodg.report.galleries import domain_galleries
 from solodg.report.predictions import (
     DomainPredictions,
     helped,
@@ -32,8 +36,10 @@ from solodg.runs.build import load_dataset
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
+from test_features import save_weights
 
 in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
@@ -178,8 +184,68 @@ def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     assert 'data-gallery="helped"' not in text
     assert 'data-gallery="mistaken"' in text
     assert "At most 30 images" in text
-    judged = predict_run(folder, images=30, progress=NoProgress())
-    assert all(len(part.labels) == 30 for part in judged.parts if part.role == "target")
+    found = predict_run(Predictor.load(folder), folder, images=30, progress=NoProgress())
+    assert all(len(part.labels) == 30 for part in found.parts if part.role == "target")
+
+
+def test_cards_never_contradict_the_table_where_a_domain_sets_the_state(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """`da_erm` predicts each domain in a state of its own, which a freshly loaded model lacks."""
+    config = RunConfig(dataset="toy", targets=("sky", "ash"), algorithm="da_erm", seed=1,
+                       backbone="small_cnn", steps=30, batch_size=8)  # fmt: skip
+    folder = train_run(config, Machine(accelerator="cpu"), tmp_path / "run")
+    explained = []
+    monkeypatch.setattr(
+        "solodg.report.galleries.probabilities_figure",
+        lambda e: explained.append(e) or projection_figure(e),
+    )
+    text = write_report(folder, images=12, per_gallery=6).read_text()
+    assert len(explained) >= 12
+    for e in explained:  # the classifier that is drawn gives the table's probabilities
+        assert e.after.samples.mean(0) == pytest.approx(e.predictions.probabilities[0], abs=1e-5)
+    predictor = Predictor.load(folder)
+    fresh = [predictor.compute(e.pixels[None]).probabilities[0] for e in explained]
+    shown = [e.predictions.probabilities[0] for e in explained]
+    assert not np.allclose(fresh, shown, atol=1e-4)  # or the state would not matter
+    for part in predict_run(predictor, folder, images=12, progress=NoProgress()).parts:
+        assert f"<td>{100 * part.metrics['accuracy']:.1f}</td>" in text
+        for index in uncertain(part)[:6] if part.role == "target" else ():
+            (answer,) = part.predictions.of_image(int(index)).named(predictor.classes)
+            mark = "✓" if part.right[index] else "✗"
+            assert f"{answer.label} ({answer.probability:.2f}) {mark}" in text
+
+
+def test_a_card_shows_the_numbers_of_the_table(run: Path) -> None:
+    predictor = Predictor.load(run)
+    projection = stored_projection(run, predictor)
+    part = next(predict_run(predictor, run, images=10, progress=NoProgress()).parts)
+    answers = part.predictions.named(predictor.classes)
+    for gallery in domain_galleries(predictor, projection, part, 3, NoProgress()):
+        for card in gallery.cards:
+            assert card.prediction == answers[card.index]
+            assert card.right == (answers[card.index].label == card.truth)
+
+
+def test_a_frozen_run_is_predicted_from_stored_features_and_explained_from_images(
+    tmp_path: Path, image_folder: Path, monkeypatch
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_weights(build_backbone("small_cnn", channels=3, image_size=32), weights)
+    config = RunConfig(dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=5,
+                       image_size=32, weights=str(weights), freeze_backbone=True,
+                       context_images=2)  # fmt: skip
+    machine = Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
+    folder = train_run(config, machine, tmp_path / "run")
+    explained = []
+    monkeypatch.setattr(
+        "solodg.report.galleries.probabilities_figure",
+        lambda e: explained.append(e) or projection_figure(e),
+    )
+    write_report(folder, machine, per_gallery=2)
+    assert explained
+    for e in explained:
+        assert e.after.samples.mean(0) == pytest.approx(e.predictions.probabilities[0], abs=1e-5)
 
 
 def test_galleries_by_hand() -> None:
@@ -187,12 +253,12 @@ def test_galleries_by_hand() -> None:
     pixels = LabelledImages(ImageArray(torch.zeros(4, 1, 2, 2)), labels, labels * 0, ("d",))
     before = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.5, 0.5]])
     after = np.array([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
-    part = DomainPredictions("target", "d", pixels, before, after)
+    part = DomainPredictions("target", "d", pixels, Predictions(after, before))
     assert helped(part).tolist() == [1, 0, 3]  # a tie before is the first class: wrong for 3
     assert hurt(part).tolist() == [2]
     assert mistaken(part).tolist() == [2]
     assert uncertain(part).tolist() == [0, 3, 2, 1]
-    alone = DomainPredictions("target", "d", pixels, None, after)
+    alone = DomainPredictions("target", "d", pixels, Predictions(after))
     assert helped(alone).tolist() == hurt(alone).tolist() == []
 
 
@@ -202,14 +268,13 @@ def test_charts_can_be_read_with_any_number_of_classes(classes: int) -> None:
     labels = generator.integers(classes, size=500)
     pixels = LabelledImages(ImageArray(torch.zeros(500, 1)), labels, labels * 0, ("d",))
     after = generator.dirichlet(np.full(classes, 0.2), size=500)
-    part = DomainPredictions("target", "d", pixels, None, after)
+    part = DomainPredictions("target", "d", pixels, Predictions(after))
     names = [f"a_rather_long_name_{i}" for i in range(classes)]
-    groups = {"unseen domains": (after, labels), "seen domains, new images": (after, labels),
-              "unseen, before adaptation": (after, labels)}  # fmt: skip
+    titles = ("unseen domains", "seen domains, new images", "unseen, before adaptation")
+    groups = dict.fromkeys(titles, (part.predictions, labels))
     assert disorder(confusion(part, names)) == []
     assert disorder(reliability(groups)) == []
-    spread = {name: (*pair, part.uncertainty) for name, pair in groups.items()}
-    assert disorder(accuracy_over_uncertainty(spread)) == []
+    assert disorder(accuracy_over_uncertainty(groups)) == []
 
 
 def test_curves_come_from_the_metrics_of_training(run: Path) -> None:

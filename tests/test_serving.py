@@ -1,4 +1,4 @@
-"""The server, over real sockets: right answers, clear refusals, and a life after both."""
+"""The server, over real sockets: right predictions, clear errors, and it survives both."""
 
 import io
 import re
@@ -20,10 +20,10 @@ from PIL import Image
 
 import solodg
 from serving_process import Server, listening, served
-from solodg.predict.base import Prediction, uncertainty
 from solodg.predict.onnx import OnnxPredictor
-from solodg.serving.batching import DIGITS, SLACK, could_tip
-from solodg.serving.schemas import report
+from solodg.runs.predictions import Prediction, Predictions, uncertainty
+from solodg.serving.batching import DIGITS, TOLERANCE, near_rounding_boundary
+from solodg.serving.schemas import image_prediction
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", **options) -> bytes:
@@ -34,7 +34,7 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options) -> bytes:
 
 
 def as_reported(answer: Prediction, name: str | None = None) -> dict:
-    return report(name, answer).model_dump(by_alias=True)
+    return image_prediction(name, answer).model_dump(by_alias=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_one_image_as_the_body_and_several_in_a_form(server, model, digits) -> N
 
 
 @pytest.mark.parametrize("kind", ["onnx", "run"])
-def test_answers_do_not_depend_on_company(kind, digits_run, digits_onnx, digits) -> None:
+def test_answers_do_not_depend_on_the_micro_batch(kind, digits_run, digits_onnx, digits) -> None:
     """Many at once get, digit for digit, what `predict` says of each alone."""
     model = solodg.load(digits_onnx if kind == "onnx" else digits_run)
     images = [encoded(image[0]) for image in digits[::4]]
@@ -89,11 +89,11 @@ def test_answers_do_not_depend_on_company(kind, digits_run, digits_onnx, digits)
         metrics = client.get(f"{url}/metrics").text
     assert answers == alone
     batches = float(re.search(r"solodg_batch_images_count (\S+)", metrics)[1])
-    assert batches < 0.8 * len(images)  # or there was no company
+    assert batches < 0.8 * len(images)  # or nothing was batched
 
 
 @pytest.mark.parametrize("kind", ["onnx", "run"])
-def test_a_batch_changes_probabilities_by_less_than_the_slack(
+def test_a_batch_changes_probabilities_by_less_than_the_tolerance(
     kind, digits_run, digits_onnx, digits
 ) -> None:
     model = solodg.load(digits_onnx if kind == "onnx" else digits_run)
@@ -101,17 +101,17 @@ def test_a_batch_changes_probabilities_by_less_than_the_slack(
     for batch in (2, 7, 64):
         for start in range(0, 64, batch):
             together = model.compute(digits[:64][start : start + batch])
-            for which in (0, 1):
-                rows = np.concatenate([a[which] for a in alone[start : start + batch]])
-                assert np.abs(together[which] - rows).max() < SLACK
+            expected = Predictions.concatenate(alone[start : start + batch])
+            assert np.abs(together.probabilities - expected.probabilities).max() < TOLERANCE
+            assert np.abs(together.before - expected.before).max() < TOLERANCE
 
 
 probabilities = st.lists(st.floats(0, 1), min_size=2, max_size=6).filter(lambda p: sum(p) > 0)
 
 
 @given(probabilities, st.lists(st.floats(-1, 1), min_size=6, max_size=6))
-def test_what_cannot_tip_is_reported_alike(values, shifts) -> None:
-    """Whatever moves by less than the slack, class and digits stay, or the image is asked again."""
+def test_far_from_a_rounding_boundary_a_batch_changes_no_digit(values, shifts) -> None:
+    """Whatever moves by less than the tolerance, class and digits stay, or it is computed again."""
 
     def prediction(row: np.ndarray) -> Prediction:
         named = dict(zip("abcdef", row.tolist(), strict=False))
@@ -120,25 +120,25 @@ def test_what_cannot_tip_is_reported_alike(values, shifts) -> None:
         return Prediction(best, named[best], certainty, named, None)
 
     row = np.array(values) / sum(values)
-    moved = np.clip(row + SLACK * np.array(shifts[: len(row)]), 0, 1)
-    if not could_tip(prediction(row)):
+    moved = np.clip(row + TOLERANCE * np.array(shifts[: len(row)]), 0, 1)
+    if not near_rounding_boundary(prediction(row)):
         assert as_reported(prediction(moved)) == as_reported(prediction(row))
 
 
-def test_a_small_probability_moves_the_uncertainty_a_lot_and_is_asked_again() -> None:
+def test_a_small_probability_moves_the_uncertainty_a_lot_and_is_computed_again() -> None:
     rare = 3.107e-5
     row = np.array([1 - rare, rare])
     moved = np.array([1 - rare + 0.99e-6, rare - 0.99e-6])
     assert round(float(uncertainty(row)), DIGITS) != round(float(uncertainty(moved)), DIGITS)
     named = dict(zip("ab", row.tolist(), strict=True))
-    assert could_tip(Prediction("a", row[0], float(uncertainty(row)), named, None))
+    assert near_rounding_boundary(Prediction("a", row[0], float(uncertainty(row)), named, None))
 
 
-def test_what_lies_at_the_edge_is_asked_again() -> None:
-    edge = 0.25 + 0.5 * 10**-DIGITS + SLACK / 2  # rounding tips over here
-    assert could_tip(Prediction("b", 1 - edge, 0.5, {"a": edge, "b": 1 - edge}))
-    assert could_tip(Prediction("a", 0.5, 0.5, {"a": 0.5, "b": 0.5}))
-    assert not could_tip(Prediction("a", 0.9, 0.5, {"a": 0.9, "b": 0.1}))
+def test_a_number_at_a_rounding_boundary_is_computed_again() -> None:
+    edge = 0.25 + 0.5 * 10**-DIGITS + TOLERANCE / 2  # a rounding boundary
+    assert near_rounding_boundary(Prediction("b", 1 - edge, 0.5, {"a": edge, "b": 1 - edge}))
+    assert near_rounding_boundary(Prediction("a", 0.5, 0.5, {"a": 0.5, "b": 0.5}))
+    assert not near_rounding_boundary(Prediction("a", 0.9, 0.5, {"a": 0.9, "b": 0.1}))
 
 
 # Bad images, and images that only look bad
@@ -267,7 +267,9 @@ def slow(digits_onnx: Path) -> Slow:
     return model
 
 
-def test_a_full_house_says_come_again_and_later_takes_in(slow: Slow, picture: bytes) -> None:
+def test_beyond_the_admission_limit_requests_get_429_until_there_is_room(
+    slow: Slow, picture: bytes
+) -> None:
     with listening(slow, queue=3, max_images=1) as url, ThreadPoolExecutor(8) as crowd:
         waiting = [crowd.submit(post, url, picture) for _ in range(8)]
         while sum(w.done() for w in waiting) < 5:
@@ -280,7 +282,7 @@ def test_a_full_house_says_come_again_and_later_takes_in(slow: Slow, picture: by
         assert post(url, picture).status_code == 200
 
 
-def test_who_waits_too_long_is_told_and_makes_room(slow: Slow, picture: bytes) -> None:
+def test_a_request_that_times_out_gets_503_and_frees_its_slot(slow: Slow, picture: bytes) -> None:
     with listening(slow, seconds=0.3) as url:
         response = post(url, picture)
         assert response.status_code == 503
@@ -310,13 +312,13 @@ def test_a_failing_model_is_an_error_without_traceback(slow: Slow, picture: byte
     with listening(slow) as url:
         response = post(url, picture)
         assert response.status_code == 500
-        assert response.json() == {"error": "the server failed; its log says why."}
+        assert response.json() == {"error": "the server failed; see its log."}
         slow.sign = threading.Event()
         slow.sign.set()
         assert post(url, picture).status_code == 200
 
 
-def test_a_token_is_asked_for(model, picture: bytes) -> None:
+def test_a_token_is_required(model, picture: bytes) -> None:
     with listening(model, token="secret word") as url:
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(url).status_code == 200  # the page, which asks for the token

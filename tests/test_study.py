@@ -1,4 +1,4 @@
-"""Whose style, frame, statistics: the figures, against the model asked directly."""
+"""The swap study (styles, poses, statistics) against the model called directly."""
 
 from pathlib import Path
 
@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from solodg.algorithms.solo_plus.pose import mean_pose
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.explain.study_table import Answer, by_whose, study_table
+from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
 from solodg.explain.swap_study import (
     FRAMES,
     STATISTICS,
     STYLES,
-    Observed,
-    _accuracies,
-    _another,
-    frame_study,
+    LabelledFeatures,
+    _random_derangement,
     open_study,
-    statistics_study,
     study_run,
-    style_study,
+    style_accuracies,
+    swap_poses,
+    swap_statistics,
+    swap_styles,
 )
 from solodg.models.image_norm import donor_statistics, image_norms, normalise_by_image
 from solodg.progress import NoProgress
@@ -46,13 +46,13 @@ def trained(folder: Path, **values) -> Path:
 
 
 @pytest.mark.parametrize("algorithm", ["solo", "solo_plus"])
-def test_own_style_is_the_model_itself(tmp_path: Path, algorithm: str) -> None:
+def test_the_own_style_gives_the_models_own_accuracy(tmp_path: Path, algorithm: str) -> None:
     folder = trained(tmp_path / "run", algorithm=algorithm)
-    found = style_study(open_study(folder, None), NoProgress())
+    found = swap_styles(open_study(folder, None), NoProgress())
     assert set(found) == {"sky", "ash"}
     assert all(set(values) == set(STYLES) for values in found.values())
     assert all(0 <= v <= 1 for values in found.values() for v in values.values())
-    assert found == style_study(open_study(folder, None), NoProgress())  # the same seed
+    assert found == swap_styles(open_study(folder, None), NoProgress())  # the same seed
     # Accuracy by the mean classifier; records average sampled ones, so they may differ a little.
     records = {r.domain: r.metrics["accuracy"] for r in evaluate_run(folder) if r.role == "target"}
     assert all(abs(found[d]["own"] - records[d]) < 0.05 for d in found)
@@ -68,31 +68,31 @@ class StyleReader(torch.nn.Module):
         return torch.eye(3)[torch.zeros(len(observed.style), dtype=torch.long)]
 
 
-def test_each_kind_takes_the_style_it_names() -> None:
+def test_each_donor_gives_the_style_that_it_names() -> None:
     labels = torch.arange(3).repeat(200)
-    seen = Observed(Features(torch.zeros(600, 2), torch.eye(3)[labels]), labels)
+    seen = LabelledFeatures(Features(torch.zeros(600, 2), torch.eye(3)[labels]), labels)
     foreign = torch.eye(3)[torch.full((50,), 1)]
     known = torch.eye(3)[torch.full((10,), 2)]
-    found = _accuracies(StyleReader(), seen, foreign, known, torch.Generator().manual_seed(0))
+    found = style_accuracies(StyleReader(), seen, foreign, known, torch.Generator().manual_seed(0))
     assert found["own"] == 1.0
     assert 0.2 < found["same domain"] < 0.46
     assert all(found[name] == pytest.approx(1 / 3) for name in ("other domain", "mean", "prior"))
 
 
-def test_a_method_without_styles_says_so(tmp_path: Path) -> None:
+def test_a_method_without_styles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads no style"):
         open_study(trained(tmp_path / "run", algorithm="erm"), None)
     with pytest.raises(UserError, match="invariant"):
         open_study(trained(tmp_path / "other", algorithm="solo", variant="invariant"), None)
 
 
-def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> None:
+def test_each_donor_gives_the_pose_that_it_names(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", algorithm="solo_plus")
     model, _ = checkpoint.load(folder)
     torch.nn.init.normal_(model.frame.pose.weight, std=3.0)  # frames that differ a lot
     checkpoint.save_weights(folder, model, step=30, validation={})
     studied = open_study(folder, None)
-    found = frame_study(studied, NoProgress())
+    found = swap_poses(studied, NoProgress())
     assert set(found) == {"sky", "ash"}
 
     @torch.inference_mode()
@@ -106,7 +106,7 @@ def test_own_frame_is_the_model_itself_and_others_are_others(tmp_path: Path) -> 
             "other domain": lambda: frame.poses(every(studied.targets[other]).x)[
                 torch.randint(len(studied.targets[other]), (len(x),), generator=generator)
             ],
-            "mean": lambda: mean_pose(frame.poses(every(studied.centres).x)).expand(len(x), 2, 3),
+            "mean": lambda: mean_pose(frame.poses(every(studied.source).x)).expand(len(x), 2, 3),
             "none": lambda: torch.eye(2, 3).expand(len(x), 2, 3),
         }[whose]()
         logits = studied.algorithm.logits(studied.algorithm.features(x, maps))
@@ -125,8 +125,8 @@ def every(part) -> Batch:
 
 
 @given(st.integers(2, 50), st.integers(0, 100))
-def test_another_image_is_never_the_same(count: int, seed: int) -> None:
-    other = _another(count, torch.Generator().manual_seed(seed))
+def test_the_donor_of_the_same_domain_is_never_the_image_itself(count: int, seed: int) -> None:
+    other = _random_derangement(count, torch.Generator().manual_seed(seed))
     assert sorted(other.tolist()) == list(range(count))
     assert (other != torch.arange(count)).all()
 
@@ -144,16 +144,16 @@ def test_a_laboratory_run_is_studied_on_what_it_is_scored_on(tmp_path: Path) -> 
     assert studied["validation"] < studied[None]
 
 
-def test_without_frames_and_image_norm_there_is_nothing_to_ask(tmp_path: Path) -> None:
+def test_without_poses_and_image_norm_only_styles_are_swapped(tmp_path: Path) -> None:
     found = study_run(trained(tmp_path / "run", algorithm="solo"), None, NoProgress())
     assert set(found) == {"style"}
 
 
-def test_whose_statistics_normalise(tmp_path: Path) -> None:
+def test_own_and_no_statistics_give_what_such_models_give(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", algorithm="solo", image_norm=10)
     studied = open_study(folder, None, images=20)
     assert all(len(part) == 20 for part in studied.targets.values())
-    found = statistics_study(studied, NoProgress())
+    found = swap_statistics(studied, NoProgress())
     model, _ = checkpoint.load(folder)
     plain, _ = checkpoint.load(folder)
     for norm in image_norms(plain):
@@ -167,7 +167,7 @@ def test_whose_statistics_normalise(tmp_path: Path) -> None:
     assert all(norm.donor is None for norm in image_norms(studied.algorithm))  # as it was
 
 
-def test_statistics_of_donors_are_those_that_they_have_themselves() -> None:
+def test_donor_statistics_are_those_they_have_themselves() -> None:
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm2d(3)
     net = torch.nn.Sequential(norm)
@@ -176,7 +176,7 @@ def test_statistics_of_donors_are_those_that_they_have_themselves() -> None:
     x, other = torch.rand(4, 3, 6, 6), 3 * torch.rand(4, 3, 6, 6)
     with donor_statistics(net, torch.arange(4, 8).repeat(2)):
         lent = net(torch.cat([x, other]))
-    assert torch.equal(lent[4:], net(other))  # donors are normalised by themselves
+    assert torch.equal(lent[4:], net(other))  # lenders are normalised by themselves
     share = 36 / 41
     mean = share * other.mean((2, 3), keepdim=True)
     var = (1 - share) + share * other.var((2, 3), correction=0, keepdim=True)
@@ -186,12 +186,12 @@ def test_statistics_of_donors_are_those_that_they_have_themselves() -> None:
 
 def test_means_are_over_the_domains_of_a_seed() -> None:
     answers = [
-        Answer(0, {"a": {"own": 0.5, "none": 0.1}}),
-        Answer(0, {"b": {"own": 0.7, "none": 0.1}}),  # another run with the same seed
-        Answer(1, {"a": {"own": 0.9, "none": 0.1}}),
-        Answer(1, {"b": {"own": 0.9, "none": 0.1}}),
+        RunAccuracies(0, {"a": {"own": 0.5, "none": 0.1}}),
+        RunAccuracies(0, {"b": {"own": 0.7, "none": 0.1}}),  # another run with the same seed
+        RunAccuracies(1, {"a": {"own": 0.9, "none": 0.1}}),
+        RunAccuracies(1, {"b": {"own": 0.9, "none": 0.1}}),
     ]
-    assert by_whose(answers)["own"].mean == pytest.approx(75)
-    assert by_whose(answers)["own"].n == 2
-    assert by_whose(answers, "b")["own"].mean == pytest.approx(80)
+    assert means_by_donor(answers)["own"].mean == pytest.approx(75)
+    assert means_by_donor(answers)["own"].n == 2
+    assert means_by_donor(answers, "b")["own"].mean == pytest.approx(80)
     assert study_table("style", answers).row_count == 3

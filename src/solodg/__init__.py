@@ -14,18 +14,18 @@ __all__ = ["SoloClassifier", "__version__", "load"]
 
 
 def load(path: str | Path) -> "Predictor | OnnxPredictor":
-    """The model of a run folder or of an exported file: `solodg.load(run).predict(image)`."""
+    """Loads the model of a run folder or of an exported file: `solodg.load(run).predict(image)`."""
     from solodg.predict.onnx import OnnxPredictor, is_onnx
 
     if is_onnx(path):
         return OnnxPredictor.load(path)
-    from solodg.predict.torch import Predictor  # imports torch: only when it is needed
+    from solodg.predict.torch import Predictor  # imports torch, which an exported file does without
 
     return Predictor.load(path)
 
 
 def __getattr__(name: str) -> Any:
-    """Heavy imports wait until they are needed."""
+    """Imports `SoloClassifier` on first use, since it imports torch."""
     if name == "SoloClassifier":
         from solodg.sklearn import SoloClassifier
 

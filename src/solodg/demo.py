@@ -1,4 +1,4 @@
-"""The demo: adapting to the single image beside ERM, on real rotated digits, at the same budget."""
+"""The demo: ERM and the single-sample methods on real rotated digits, with equal budgets."""
 
 import os
 import shutil
@@ -26,8 +26,11 @@ _BEST = "solo_plus"
 
 
 def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console) -> None:
-    """Train all, score all, draw all, and predict one image. Goes on where it was stopped."""
-    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits, wherever we are
+    """Trains, scores and plots all methods, and predicts one image.
+
+    Training resumes where an earlier call was stopped.
+    """
+    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits
     progress = BarProgress(err)
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():
@@ -59,7 +62,7 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     )
     page = write_report(folder, output=output / "report.html", per_gallery=3, progress=progress)
     out.print(f"Model: {folder}\nPicture: {picture}")
-    out.print(f"Page, with what the adaptation does to single images: {page}")
+    out.print(f"Page, with the adaptation to single images explained: {page}")
     out.print("Try next", style="bold")
     binaries = Path(sys.executable).parent
     if shutil.which("solodg") is None:  # as after `make demo`
@@ -77,7 +80,7 @@ def _config(algorithm: str, steps: int, seed: int) -> RunConfig:
 
 
 def _examples(seed: int) -> dict[str, NDArray[np.uint8]]:
-    """One test digit at every angle."""
+    """Returns one test digit at every angle, (channels, H, W) each."""
     spec = dataset_spec("rotated-mnist")
     dataset = spec.load(Loading(Path("no-such-folder"), spec.image_size, spec.channels, seed))
     parts = dataset.targets(dataset.domain_names)

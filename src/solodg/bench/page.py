@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from PIL import Image
 
 from solodg.bench.plan import Cell, Plan
@@ -31,9 +30,7 @@ def write_plan_page(
     points = plan_points(plan, results)
     figures = []
     if points:
-        figure = plan_drawing(plan.title, POINTS_LABEL, points)
-        figures.append(chart(figure, POINTS_LABEL))
-        plt.close(figure)
+        figures.append(chart(plan_drawing(plan.title, POINTS_LABEL, points), POINTS_LABEL))
     figures += [_png(picture) for picture in pictures]
     runs = [
         _run(cell, results.done[cell.key], output)

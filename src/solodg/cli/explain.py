@@ -31,7 +31,7 @@ def explain(
     from solodg.cli.predict import image_paths, raise_first
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
-    from solodg.explain.projection import kept_plane
+    from solodg.explain.projection import stored_projection
     from solodg.figures.style import png, svg
     from solodg.predict.torch import Predictor
     from solodg.progress import BarProgress
@@ -40,7 +40,7 @@ def explain(
 
     predictor = Predictor.load(run)
     paths = image_paths(images)
-    plane = kept_plane(
+    projection = stored_projection(
         run, predictor, moved_machine(run, data_dir), dataset=dataset, progress=BarProgress(err)
     )
     folder = output or run / "explain"
@@ -48,7 +48,7 @@ def explain(
     used: set[str] = set()
     for path in paths:
         try:
-            found = explain_image(predictor, plane, path)
+            found = explain_image(predictor, projection, path)
         except UserError as error:
             failed.append(error)
             continue

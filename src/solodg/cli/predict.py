@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
@@ -13,7 +13,8 @@ from solodg.cli.console import err, out
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
-    from solodg.predict.base import ImagePredictor, Prediction
+    from solodg.predict.base import ImagePredictor
+    from solodg.runs.predictions import Prediction
 
 
 def predict(
@@ -43,7 +44,7 @@ def predict(
                 if isinstance(prediction, UserError):
                     failed.append(prediction)
                 elif json_:
-                    sys.stdout.write(json.dumps(_line(path, prediction)) + "\n")
+                    sys.stdout.write(json.dumps(prediction.to_json(path)) + "\n")
                 else:
                     certain = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
                     table.add_row(path, prediction.label, *certain)
@@ -58,17 +59,6 @@ def raise_first(errors: Sequence[UserError]) -> None:
     if errors:
         more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
         raise UserError(f"{errors[0]}{more}")
-
-
-def _line(path: str, prediction: "Prediction") -> dict[str, Any]:
-    return {
-        "image": path,
-        "class": prediction.label,
-        "probability": prediction.probability,
-        "uncertainty": prediction.uncertainty,
-        "probabilities": prediction.probabilities,
-        "before": prediction.before,
-    }
 
 
 def image_paths(arguments: list[str]) -> list[str]:

@@ -57,10 +57,10 @@ def serve(
     try:
         from solodg.serving.server import read_token
         from solodg.serving.server import serve as run_server
-        from solodg.serving.settings import Settings
+        from solodg.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise missing_extra("serve", "The server", error) from error
-    settings = Settings(
+    settings = ServerSettings(
         max_batch=max_batch,
         max_images=max_images,
         max_bytes=int(max_mb * 1024**2),
@@ -79,19 +79,21 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
     """Returns a function that draws the explanation of an image; None without source images."""
     from solodg.explain.explanation import explain
     from solodg.explain.figure import explain_figure
-    from solodg.explain.projection import kept_plane
+    from solodg.explain.projection import stored_projection
     from solodg.figures.style import themed_svg
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
 
     try:
-        plane = kept_plane(run, predictor, moved_machine(run, data_dir), progress=BarProgress(err))
+        projection = stored_projection(
+            run, predictor, moved_machine(run, data_dir), progress=BarProgress(err)
+        )
     except (UserError, OSError) as error:
         err.print(f"No figures: {error}", style="yellow")
         return None
 
     def draw(pixels: "Pixels") -> bytes:
         image = pixels.transpose(1, 2, 0)  # as arrays of images are
-        return themed_svg(explain_figure(explain(predictor, plane, image)))
+        return themed_svg(explain_figure(explain(predictor, projection, image)))
 
     return draw

@@ -36,24 +36,26 @@ def study(
     Accuracies are those of the mean classifier, without sampling; of several runs, their mean with
     the 95% interval.
     """
-    from solodg.explain.study_table import Answer, by_whose, study_table
+    from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
     from solodg.explain.swap_study import study_run
     from solodg.figures.plots import study_figure
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine, read_config
     from solodg.storage import write_json
 
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[RunAccuracies]] = {}
     for run in runs:
         machine, progress = moved_machine(run, data_dir), BarProgress(err)
         found = study_run(run, machine, progress, seed=seed, images=images)
         write_json(run / "study.json", found)
         for question, accuracies in found.items():
-            answers.setdefault(question, []).append(Answer(read_config(run).seed, accuracies))
+            answers.setdefault(question, []).append(
+                RunAccuracies(read_config(run).seed, accuracies)
+            )
     for question, given in answers.items():
         out.print(study_table(question, given))
     path = figure or runs[0] / "study.png"
-    panels = {f"whose {question}?": by_whose(given) for question, given in answers.items()}
+    panels = {f"whose {question}?": means_by_donor(given) for question, given in answers.items()}
     points = {
         title: [(whose, value.mean, value.half or 0.0) for whose, value in found.items()]
         for title, found in panels.items()

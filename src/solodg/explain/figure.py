@@ -1,4 +1,4 @@
-"""An `Explanation` as a picture: pure functions to matplotlib figures."""
+"""Draws an `Explanation` as a matplotlib figure."""
 
 from typing import Any
 
@@ -10,29 +10,30 @@ from solodg.explain.explanation import Explanation
 from solodg.explain.panels import (
     class_labels,
     draw_moves,
-    draw_plane,
     draw_probabilities,
+    draw_projection,
     short,
     shown_classes,
 )
 from solodg.figures.style import INK, new_figure
+from solodg.runs.predictions import top_class, uncertainty
 
 _SIZE = (12.3, 5.5)  # inches
-ONE_CLASSIFIER = "one classifier for all images: nothing moves, before is after"
+ONE_CLASSIFIER = "one classifier for all images: nothing is adapted"
 
 
 def explain_figure(e: Explanation, name: str = "") -> Figure:
-    """All of it: the image, the plane, probabilities, movements, the nearest source images."""
+    """Draws the image, the projection, probabilities, moves and the nearest source images."""
     figure = new_figure(*_SIZE)
     figure.text(0.02, 0.975, headline(e), color=INK, fontsize=12, weight="bold", va="top")
     figure.text(0.02, 0.925, subline(e), color=INK, fontsize=9.5, va="top")
-    if e.framed is None:
+    if e.aligned is None:
         _draw_image(_add(figure, 0.25, 2.3, 2.4, 2.4), e.pixels, short(name, 26))
     else:
         _draw_image(_add(figure, 0.2, 2.9, 1.25, 1.25), e.pixels, short(name, 14))
-        _draw_image(_add(figure, 1.6, 2.9, 1.25, 1.25), e.framed, "in its own frame")
+        _draw_image(_add(figure, 1.6, 2.9, 1.25, 1.25), e.aligned, "in its own pose")
     _draw_nearest(figure, e)
-    draw_plane(_add(figure, 3.0, 0.72, 4.6, 3.8), e)
+    draw_projection(_add(figure, 3.0, 0.72, 4.6, 3.8), e)
     rows = shown_classes(e)
     bars = _add(figure, 9.1, 0.72, 1.9 if e.moved is not None else 2.9, 3.8)
     draw_probabilities(bars, e, rows)
@@ -44,20 +45,20 @@ def explain_figure(e: Explanation, name: str = "") -> Figure:
 def _add(
     figure: Figure, left: float, bottom: float, width: float, height: float, **more: Any
 ) -> Any:
-    """Axes by inches."""
+    """Adds axes whose place and size are given in inches."""
     box = (left / _SIZE[0], bottom / _SIZE[1], width / _SIZE[0], height / _SIZE[1])
     return figure.add_axes(box, **more)
 
 
-def plane_figure(e: Explanation) -> Figure:
-    """The plane alone, for a page."""
+def projection_figure(e: Explanation) -> Figure:
+    """Draws the projection alone, for a page."""
     figure = new_figure(4.6, 4.6)
-    draw_plane(figure.add_axes((0.02, 0.14, 0.96, 0.74)), e)
+    draw_projection(figure.add_axes((0.02, 0.14, 0.96, 0.74)), e)
     return figure
 
 
 def probabilities_figure(e: Explanation) -> Figure:
-    """Probabilities and movements, for a page."""
+    """Draws the probabilities and how far each prototype moved, for a page."""
     rows = shown_classes(e)
     height = 1.15 + 0.3 * (len(rows) + (len(rows) < len(e.classes)))
     figure = new_figure(4.6, height)
@@ -73,23 +74,25 @@ def probabilities_figure(e: Explanation) -> Figure:
 
 
 def headline(e: Explanation) -> str:
-    after = f"{e.classes[e.after.best]} ({e.after.probabilities[e.after.best]:.2f})"
-    if e.before is None:
-        return f"says {after}"
-    before = f"{e.classes[e.before.best]} ({e.before.probabilities[e.before.best]:.2f})"
+    """Returns the predicted class with its probability, before and after the adaptation."""
+    after = top_class(e.prediction.probabilities)
+    if e.prediction.before is None:
+        return f"predicted {after}"
+    before = top_class(e.prediction.before)
     return f"before the adaptation to this image: {before}; after: {after}"
 
 
 def subline(e: Explanation) -> str:
+    """Returns the true class, if known, and the uncertainty before and after the adaptation."""
     words = [] if e.truth is None else [f"true class: {e.classes[e.truth]}"]
-    if e.before is None:
-        words += [f"uncertainty {e.after.uncertainty:.2f}", ONE_CLASSIFIER]
+    after = e.prediction.uncertainty
+    if e.predictions.before is None:
+        words += [f"uncertainty {after:.2f}", ONE_CLASSIFIER]
     else:
-        words.append(
-            f"uncertainty {e.before.uncertainty:.2f} before, {e.after.uncertainty:.2f} after"
-        )
-        if e.framed is not None:
-            words.append("read in its own frame both times")
+        before = uncertainty(e.predictions.before[0])
+        words.append(f"uncertainty {before:.2f} before, {after:.2f} after")
+        if e.aligned is not None:
+            words.append("read in its own pose both times")
     return "; ".join(words)
 
 
@@ -101,13 +104,13 @@ def _draw_image(axis: Any, pixels: NDArray[np.uint8], title: str) -> None:
 
 
 def _draw_nearest(figure: Figure, e: Explanation) -> None:
-    """Three a row, below the image."""
-    title = f"nearest of {len(e.plane.labels)} source training images"
+    """Draws the nearest source images below the image, three in a row."""
+    title = f"nearest of {len(e.projection.labels)} source training images"
     figure.text(0.25 / _SIZE[0], 2.2 / _SIZE[1], title, fontsize=8, color=INK, va="top")
     for number, neighbour in enumerate(e.nearest):
         row, column = divmod(number, 3)
         axis = _add(figure, 0.34 + 0.83 * column, 1.38 - 0.98 * row, 0.62, 0.62)
-        _show(axis, e.plane.thumbnails[neighbour.index])
+        _show(axis, e.projection.thumbnails[neighbour.index])
         caption = f"{short(neighbour.label, 12)}\n{short(neighbour.domain, 12)}"
         axis.text(0.5, -0.04, caption, transform=axis.transAxes, ha="center", va="top",
                   fontsize=6.5, color=INK, linespacing=1.1)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Names beside points, none over another: a name that finds no free place is left out."""
+"""Places names beside points without overlap; a name that finds no free place is left out."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
 
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
-_DISTANCES = (0.0, 5.0, 11.0, 19.0)  # points beyond the nearest place
+_DISTANCES = (0.0, 5.0, 11.0, 19.0)  # in points, beyond the nearest place
 _FAR = 11.0  # from here on a line leads to the name
 
 
 class Name(NamedTuple):
+    """A text to place beside its marker."""
+
     text: str
     point: NDArray[np.float64]  # (2,) of its marker
     colour: str
@@ -24,9 +26,10 @@ class Name(NamedTuple):
 def place_names(
     axis: Any, names: Sequence[Name], markers: NDArray[np.float64], *, size: float = 7.5
 ) -> list[Any]:
-    """Write `names`, the important first, clear of each other and, where it can be, of `markers`.
+    """Places `names`, the most important first, and returns those that found a place.
 
-    The limits of the axis must be final.
+    Names never overlap each other, and cover as few `markers` (N, 2) as possible. The limits of the
+    axes must be final.
     """
     figure = axis.figure
     renderer = figure.canvas.get_renderer()
@@ -37,7 +40,7 @@ def place_names(
     written = []
     for name in names:
         text = axis.text(0, 0, name.text, color=name.colour, fontsize=size, weight=name.weight,
-                         transform=None, ha="left", va="bottom")  # fmt: skip
+                         transform=None, ha="left", va="bottom", parse_math=False)  # fmt: skip
         extent = text.get_window_extent(renderer)
         centre = axis.transData.transform(name.point)
         box = _free_place(
@@ -63,7 +66,7 @@ def _free_place(
     taken: list[Box],
     points: NDArray[np.float64],
 ) -> Box | None:
-    """The first place that covers no marker, or else the one that covers fewest."""
+    """Returns the first free place that covers no marker, or else the one that covers fewest."""
     width, height = size
     best, fewest = None, len(points) + 1
     for distance in _DISTANCES:
@@ -83,7 +86,7 @@ def _free_place(
 
 
 def _lead(axis: Any, centre: NDArray[np.float64], box: Box, far: float, colour: str) -> None:
-    """A thin line to a name that had to go far from its marker."""
+    """Draws a thin line to a name that had to go far from its marker."""
     near = np.clip(centre, box[:2], box[2:])
     if np.abs(near - centre).max() < far - 0.5:
         return

@@ -1,4 +1,4 @@
-"""What `study` found on several runs, as tables and as points to draw."""
+"""The results of the swap study on several runs, as tables and as points of a figure."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,41 +9,47 @@ from rich.table import Table
 from solodg.explain.swap_study import Accuracies
 from solodg.runs.statistics import MeanInterval, mean_interval
 
-MEAN = "unseen, mean"
+_MEAN_ROW = "unseen, mean"
 
 
-class Answer(NamedTuple):
-    """One run's."""
+class RunAccuracies(NamedTuple):
+    """The accuracies of one run, for one thing that was swapped."""
 
     seed: int
     accuracies: Accuracies
 
 
-def by_whose(answers: Sequence[Answer], domain: str | None = None) -> dict[str, MeanInterval]:
-    """In %, over seeds; of one unseen domain, or the mean over all that a seed's runs have."""
-    values: dict[str, dict[int, list[float]]] = {}
-    for seed, accuracies in answers:
-        for name, by_kind in accuracies.items():
-            for whose, value in by_kind.items() if domain in (None, name) else ():
-                values.setdefault(whose, {}).setdefault(seed, []).append(100 * value)
-    found = {}
-    for whose, seeds in values.items():
+def means_by_donor(
+    runs: Sequence[RunAccuracies], domain: str | None = None
+) -> dict[str, MeanInterval]:
+    """Returns the mean accuracy over seeds, in %, for each kind of donor.
+
+    Of one unseen domain; or, with None, of the mean over the unseen domains of a seed's runs.
+    """
+    values: dict[str, dict[int, list[float]]] = {}  # donor -> seed -> accuracies
+    for seed, accuracies in runs:
+        for name, by_donor in accuracies.items():
+            for donor, value in by_donor.items() if domain in (None, name) else ():
+                values.setdefault(donor, {}).setdefault(seed, []).append(100 * value)
+    means = {}
+    for donor, seeds in values.items():
         result = mean_interval([statistics.mean(each) for each in seeds.values()])
         assert result is not None
-        found[whose] = result
-    return found
+        means[donor] = result
+    return means
 
 
-def study_table(question: str, answers: Sequence[Answer]) -> Table:
-    """Unseen domains and their mean, by whose style, frame or statistics."""
-    domains = list(dict.fromkeys(name for answer in answers for name in answer.accuracies))
-    rows = {name: by_whose(answers, name) for name in domains} | {MEAN: by_whose(answers)}
-    seeds = len({answer.seed for answer in answers})
-    title = f"Whose {question}? Accuracy on unseen domains, %"
+def study_table(swapped: str, runs: Sequence[RunAccuracies]) -> Table:
+    """Returns a table with a row for each unseen domain and their mean, a column for each donor."""
+    domains = list(dict.fromkeys(name for run in runs for name in run.accuracies))
+    rows = {name: means_by_donor(runs, name) for name in domains}
+    rows[_MEAN_ROW] = means_by_donor(runs)
+    seeds = len({run.seed for run in runs})
+    title = f"Whose {swapped}? Accuracy on unseen domains, %"
     table = Table(title=title, caption=f"{seeds} seed(s)")
     table.add_column("domain")
-    for whose in rows[MEAN]:
-        table.add_column(whose, justify="right")
+    for donor in rows[_MEAN_ROW]:
+        table.add_column(donor, justify="right")
     for name, found in rows.items():
-        table.add_row(name, *(found[whose].text() for whose in rows[MEAN]))
+        table.add_row(name, *(found[donor].text() for donor in rows[_MEAN_ROW]))
     return table

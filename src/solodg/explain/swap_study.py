@@ -1,20 +1,22 @@
-"""Is it the single image? A trained model on its unseen domains, with what whose image says.
+"""The swap study: what does the single image contribute to the accuracy on unseen domains?
 
-A style, a frame (`solo_plus`) and the statistics of image norm can be an image's
+A trained model is scored again, each time with one thing that it reads from the image replaced by
+that of another image, the donor. What can be swapped is the style, the pose (`frame`, `solo_plus`)
+and the statistics of image norm. They come from
 
-    own           the method
-    same domain   those of another image of its domain, at random
-    other domain  those of an image of another domain, at random
+    own           the image itself: the method as it is
+    same domain   a random other image of its domain
+    other domain  a random image of another domain
 
-or no image's: `mean` is the mean style or frame of the source training images, `prior` the
-classifier that the meta-prior writes from the source centres alone, `none` no frame, or the
-statistics of the sources alone.
+or from no single image: `mean` is the mean style or pose of source training images, `prior` the
+classifier that the meta-prior writes from the source class centres alone, `none` no change of pose,
+or the statistics of the sources alone.
 
-Accuracies are those of the mean classifier; `solodg evaluate` averages sampled ones, which may
-differ in a few images.
+Accuracies are those of the mean classifier; `solodg evaluate` averages sampled classifiers, which
+may differ in a few images.
 
-If `own` does not beat `same domain`, it is the domain and not the image that helps; if it does not
-beat `mean` or `none`, what the image says does not help.
+If `own` does not beat `same domain`, the domain helps and not the single image. If it does not beat
+`mean` or `none`, reading the image does not help.
 """
 
 from collections.abc import Callable
@@ -49,24 +51,31 @@ STYLES = ("own", "same domain", "other domain", "mean", "prior")
 FRAMES = ("own", "same domain", "other domain", "mean", "none")
 STATISTICS = ("own", "same domain", "other domain", "none")
 
-Accuracies = dict[str, dict[str, float]]  # unseen domain -> whose -> accuracy
+Accuracies = dict[str, dict[str, float]]  # unseen domain -> donor -> accuracy
 
 
-class Studied(NamedTuple):
-    """The model, source images for its centres, and its target domains."""
+class StudiedRun(NamedTuple):
+    """A trained model with its unseen domains, and source images for means."""
 
     algorithm: Solo
-    centres: LabelledImages
+    source: LabelledImages
     targets: dict[str, LabelledImages]
     device: torch.device
 
 
-def open_study(folder: Path, machine: Machine | None, *, images: int | None = None) -> Studied:
-    """`images` of each target domain, drawn once for all; None: all of them."""
+class LabelledFeatures(NamedTuple):
+    """What the backbone reads from N images, and their classes."""
+
+    features: Features
+    labels: Tensor  # (N,)
+
+
+def open_study(folder: Path, machine: Machine | None, *, images: int | None = None) -> StudiedRun:
+    """Loads a run with its data; `images` of each unseen domain are drawn, or all of them."""
     algorithm, info = checkpoint.load(folder)
     if not adapts(algorithm):
         raise UserError(
-            f"{info.algorithm!r} ({info.variant}) reads no style: only solo and its kin do."
+            f"{info.algorithm!r} ({info.variant}) reads no style: only solo and solo_plus do."
         )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
@@ -81,7 +90,7 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
         if part.role == "target"
     }
     centres = source.train.balanced(config.centre_images, config.seed)
-    return Studied(algorithm.to(device), centres, drawn, device)
+    return StudiedRun(algorithm.to(device), centres, drawn, device)
 
 
 def study_run(
@@ -92,181 +101,192 @@ def study_run(
     seed: int = 0,
     images: int | None = None,
 ) -> dict[str, Accuracies]:
-    """By question: whose style, whose frame, whose statistics; those that the model knows."""
-    studied = open_study(folder, machine, images=images)
+    """Swaps all that a run's model reads from an image: `style`, `frame` and `statistics`.
+
+    What the model does not read is left out.
+    """
+    run = open_study(folder, machine, images=images)
     found = {
-        "style": style_study(studied, progress, seed=seed),
-        "frame": frame_study(studied, progress, seed=seed),
-        "statistics": statistics_study(studied, progress, seed=seed),
+        "style": swap_styles(run, progress, seed=seed),
+        "frame": swap_poses(run, progress, seed=seed),
+        "statistics": swap_statistics(run, progress, seed=seed),
     }
-    return {question: answer for question, answer in found.items() if answer is not None}
-
-
-class Observed(NamedTuple):
-    features: Features
-    labels: Tensor
+    return {swapped: accuracies for swapped, accuracies in found.items() if accuracies is not None}
 
 
 @torch.inference_mode()
-def style_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accuracies:
-    """Accuracy by unseen domain and kind of style."""
-    algorithm, centres, targets, device = studied
-    count = len(centres) + sum(len(part) for part in targets.values())
-    with progress.bar("Looking at images", count) as advance:
-
-        def observe(part: LabelledImages) -> Observed:
-            return _observe(algorithm, part, device, advance)
-
-        known = observe(centres)
-        unseen = {name: observe(part) for name, part in targets.items()}
+def swap_styles(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies:
+    """Returns the accuracy on each unseen domain with the style of each kind of donor."""
+    algorithm, source, targets, device = run
+    count = len(source) + sum(len(part) for part in targets.values())
+    with progress.bar("Reading images", count) as advance:
+        known = _read_features(algorithm, source, device, advance).features.style
+        unseen = {
+            name: _read_features(algorithm, part, device, advance) for name, part in targets.items()
+        }
     generator = torch_generator(seed, "style-study")
     result = {}
-    for name, seen in unseen.items():
+    for name, own in unseen.items():
         others = [other.features.style for key, other in unseen.items() if key != name]
-        foreign = torch.cat(others) if others else known.features.style
-        result[name] = _accuracies(algorithm, seen, foreign, known.features.style, generator)
+        foreign = torch.cat(others) if others else known
+        result[name] = style_accuracies(algorithm, own, foreign, known, generator)
     return result
 
 
+def style_accuracies(
+    algorithm: Solo,
+    own: LabelledFeatures,
+    foreign: Tensor,
+    known: Tensor,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Returns the accuracy on one domain with the style of each kind of donor.
+
+    `foreign` are styles (N, S) of other domains, `known` those of source images.
+    """
+    features, count = own.features, len(own.labels)
+    styles = {
+        "own": features.style,
+        "same domain": features.style[_random_derangement(count, generator)],
+        "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
+        "mean": known.mean(0).expand_as(features.style),
+    }
+    logits = {n: algorithm.logits(features._replace(style=style)) for n, style in styles.items()}
+    logits["prior"] = algorithm.prior_logits(features._replace(style=styles["mean"]))
+    return {name: float((v.argmax(1) == own.labels).double().mean()) for name, v in logits.items()}
+
+
 @torch.inference_mode()
-def frame_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accuracies | None:
-    """Accuracy by unseen domain and kind of frame; None where images write no frame."""
-    algorithm, centres, targets, device = studied
+def swap_poses(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies | None:
+    """Returns the accuracy on each unseen domain with the pose of each kind of donor.
+
+    None where the model estimates no pose.
+    """
+    algorithm, source, targets, device = run
     if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
         return None
-    write = algorithm.frame.poses
-    known = torch.cat([write(batch.x.to(device)) for batch in input_batches(centres)])
-    written = {
-        name: torch.cat([write(batch.x.to(device)) for batch in input_batches(part)])
+    estimate = algorithm.frame.poses  # images -> (B, 2, 3) affine maps
+    known = torch.cat([estimate(batch.x.to(device)) for batch in input_batches(source)])
+    poses = {
+        name: torch.cat([estimate(batch.x.to(device)) for batch in input_batches(part)])
         for name, part in targets.items()
     }
     generator = torch_generator(seed, "frame-study")
     result = {}
-    with progress.bar("Frame by frame", sum(map(len, targets.values())) * len(FRAMES)) as advance:
+    with progress.bar("Swapping poses", sum(map(len, targets.values())) * len(FRAMES)) as advance:
         for name, part in targets.items():
-            others = [maps for key, maps in written.items() if key != name]
+            others = [maps for key, maps in poses.items() if key != name]
             foreign, count = torch.cat(others) if others else known, len(part)
-            kinds = {
-                "own": written[name],
-                "same domain": written[name][_another(count, generator)],
+            donors = {
+                "own": poses[name],
+                "same domain": poses[name][_random_derangement(count, generator)],
                 "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
                 "mean": mean_pose(known).expand(count, 2, 3),
                 "none": torch.eye(2, 3, device=device).expand(count, 2, 3),
             }
             result[name] = {
-                kind: _framed_accuracy(algorithm, part, maps, device, advance)
-                for kind, maps in kinds.items()
+                donor: _accuracy_with_poses(algorithm, part, maps, device, advance)
+                for donor, maps in donors.items()
             }
     return result
 
 
 @torch.inference_mode()
-def statistics_study(studied: Studied, progress: Progress, *, seed: int = 0) -> Accuracies | None:
-    """Accuracy by unseen domain and whose statistics normalise; None without image norm."""
-    algorithm, centres, targets, _ = studied
+def swap_statistics(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies | None:
+    """Returns the accuracy on each unseen domain with the statistics of each kind of donor.
+
+    None where the model has no image norm.
+    """
+    algorithm, source, targets, _ = run
     if not image_norms(algorithm):
         return None
     generator = numpy_generator(seed, "statistics-study")
     others = torch_generator(seed, "statistics-study")
     result = {}
     total = sum(map(len, targets.values())) * len(STATISTICS)
-    with progress.bar("Statistics by statistics", total) as advance:
+    with progress.bar("Swapping statistics", total) as advance:
         for name, part in targets.items():
-            foreign = [other for key, other in targets.items() if key != name] or [centres]
+            foreign = [other for key, other in targets.items() if key != name] or [source]
             which = np.repeat(np.arange(len(foreign)), [len(other) for other in foreign])
             index = np.concatenate([np.arange(len(other)) for other in foreign])
             drawn = generator.integers(len(which), size=len(part))
-            nobody = np.zeros(len(part), dtype=np.int64)
-            lenders = {
-                "own": _Lenders([part], nobody, np.arange(len(part))),
-                "same domain": _Lenders([part], nobody, _another(len(part), others).numpy()),
-                "other domain": _Lenders(foreign, which[drawn], index[drawn]),
+            first = np.zeros(len(part), dtype=np.int64)
+            same = _random_derangement(len(part), others).numpy()
+            donors = {
+                "own": _Donors([part], first, np.arange(len(part))),
+                "same domain": _Donors([part], first, same),
+                "other domain": _Donors(foreign, which[drawn], index[drawn]),
                 "none": None,
             }
             result[name] = {
-                kind: _lent_accuracy(studied, part, lender, advance)
-                for kind, lender in lenders.items()
+                kind: _accuracy_with_statistics(run, part, donor, advance)
+                for kind, donor in donors.items()
             }
     return result
 
 
-class _Lenders(NamedTuple):
-    """For each image, whose statistics it takes: image `row` of part `which`."""
+class _Donors(NamedTuple):
+    """The donor image of each image: image `row` of part `which`."""
 
     parts: list[LabelledImages]
-    which: Ints
-    row: Ints
+    which: Ints  # (N,)
+    row: Ints  # (N,)
 
 
-def _another(count: int, generator: torch.Generator) -> Tensor:
-    """For each of so many images another one, at random, each once."""
+def _random_derangement(count: int, generator: torch.Generator) -> Tensor:
+    """Returns a random permutation, (count,), that leaves no element in its place."""
     order = torch.randperm(count, generator=generator)
     other = torch.empty_like(order)
     other[order] = order.roll(1)
     return other
 
 
-def _lent_accuracy(
-    studied: Studied,
-    part: LabelledImages,
-    lenders: _Lenders | None,
-    advance: Callable[[int], None],
-) -> float:
-    """A lender goes through the network beside the image, normalised by itself."""
-    right = 0
-    size = inference_batch_size(part.images.take([0]).numel())
-    for start in range(0, len(part), size):
-        rows = np.arange(start, min(start + size, len(part)))
-        x, count, lender = part.images.take(rows), len(rows), None
-        if lenders is not None:
-            lent = gather(lenders.parts, lenders.which[rows], lenders.row[rows])
-            x = torch.cat([x, lent])
-            lender = torch.arange(count, 2 * count, device=studied.device).repeat(2)
-        with donor_statistics(studied.algorithm, lender):
-            logits = studied.algorithm(to_unit(x).to(studied.device))[:count]
-        right += int((logits.argmax(1).cpu().numpy() == part.labels[rows]).sum())
-        advance(count)
-    return right / len(part)
-
-
-def _framed_accuracy(
-    algorithm: SoloPlus,
-    part: LabelledImages,
-    maps: Tensor,
-    device: torch.device,
-    advance: Callable[[int], None],
-) -> float:
-    right, start = 0, 0
-    for batch in input_batches(part):
-        observed = algorithm.features(batch.x.to(device), maps[start : start + len(batch.y)])
-        right += int((algorithm.logits(observed).argmax(1).cpu() == batch.y).sum())
-        start += len(batch.y)
-        advance(len(batch.y))
-    return right / len(part)
-
-
-def _observe(
+def _read_features(
     algorithm: Solo, part: LabelledImages, device: torch.device, advance: Callable[[int], None]
-) -> Observed:
+) -> LabelledFeatures:
     found, labels = [], []
     for batch in input_batches(part):
         found.append(algorithm.features(batch.x.to(device)))
         labels.append(batch.y)
         advance(len(batch.y))
     features = Features(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
-    return Observed(features, torch.cat(labels).to(device))
+    return LabelledFeatures(features, torch.cat(labels).to(device))
 
 
-def _accuracies(
-    algorithm: Solo, seen: Observed, foreign: Tensor, known: Tensor, generator: torch.Generator
-) -> dict[str, float]:
-    features, count = seen.features, len(seen.labels)
-    styles = {
-        "own": features.style,
-        "same domain": features.style[_another(count, generator)],
-        "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
-        "mean": known.mean(0).expand_as(features.style),
-    }
-    logits = {n: algorithm.logits(features._replace(style=style)) for n, style in styles.items()}
-    logits["prior"] = algorithm.prior_logits(features._replace(style=styles["mean"]))
-    return {name: float((v.argmax(1) == seen.labels).double().mean()) for name, v in logits.items()}
+def _accuracy_with_poses(
+    algorithm: SoloPlus,
+    part: LabelledImages,
+    maps: Tensor,  # (N, 2, 3)
+    device: torch.device,
+    advance: Callable[[int], None],
+) -> float:
+    correct, start = 0, 0
+    for batch in input_batches(part):
+        observed = algorithm.features(batch.x.to(device), maps[start : start + len(batch.y)])
+        correct += int((algorithm.logits(observed).argmax(1).cpu() == batch.y).sum())
+        start += len(batch.y)
+        advance(len(batch.y))
+    return correct / len(part)
+
+
+def _accuracy_with_statistics(
+    run: StudiedRun,
+    part: LabelledImages,
+    donors: _Donors | None,
+    advance: Callable[[int], None],
+) -> float:
+    """Sends each donor through the network beside its image; a donor is normalised by itself."""
+    correct = 0
+    size = inference_batch_size(part.images.take([0]).numel())
+    for start in range(0, len(part), size):
+        rows = np.arange(start, min(start + size, len(part)))
+        x, count, donor = part.images.take(rows), len(rows), None
+        if donors is not None:
+            given = gather(donors.parts, donors.which[rows], donors.row[rows])
+            x = torch.cat([x, given])  # (2 B, C, H, W)
+            donor = torch.arange(count, 2 * count, device=run.device).repeat(2)
+        with donor_statistics(run.algorithm, donor):
+            logits = run.algorithm(to_unit(x).to(run.device))[:count]
+        correct += int((logits.argmax(1).cpu().numpy() == part.labels[rows]).sum())
+        advance(count)
+    return correct / len(part)

@@ -1,7 +1,7 @@
-"""HTML pages that need nothing but themselves: no script, no network, every picture inside."""
+"""HTML pages in one file: no script, no network, all pictures embedded."""
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from PIL import Image
 from solodg.figures.style import data_uri, themed_svg
 from solodg.storage import write_atomically
 
-_SMALL = 64  # pixels; what is smaller is kept exactly
+_SMALL = 64  # pixels; images up to this size are stored without loss
 
 
 @dataclass(frozen=True)
 class Picture:
-    """For an `img`."""
+    """An embedded picture, for an `img` element."""
 
     uri: str
     alt: str
@@ -29,40 +29,14 @@ class Picture:
     pixelated: bool = False
 
 
-@dataclass(frozen=True)
-class Card:
-    """An image of a gallery, with its explanation."""
-
-    domain: str
-    index: int  # in the scored images of its domain
-    image: Picture
-    truth: str
-    before: str  # "" where nothing is adapted
-    after: str
-    right: bool
-    uncertainty: str
-    figures: list[Picture]
-    nearest: list[tuple[Picture, str]]
-    framed: Picture | None  # the image in its own frame, where it writes one
-
-
-@dataclass(frozen=True)
-class Gallery:
-    kind: str
-    title: str
-    note: str
-    total: int  # images that it chose from
-    cards: list[Card] = field(default_factory=list)
-
-
 def chart(figure: Figure, alt: str, title: str = "") -> Picture:
-    """A figure that follows the reader's colour scheme."""
+    """Embeds a figure that follows the reader's colour scheme."""
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Picture(data_uri(themed_svg(figure), "svg+xml"), alt, width, height, title)
 
 
 def photo(pixels: NDArray[np.uint8], alt: str) -> Picture:
-    """(channels, H, W) pixels."""
+    """Embeds an image of (channels, H, W) pixels."""
     array = pixels.transpose(1, 2, 0)
     image = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
     out = io.BytesIO()
@@ -76,7 +50,7 @@ def photo(pixels: NDArray[np.uint8], alt: str) -> Picture:
 
 
 def write_page(path: Path, template: str, **context: Any) -> None:
-    """`template` of the package, filled and written whole."""
+    """Fills a template of this package and writes the page to `path`."""
     environment = Environment(
         loader=PackageLoader("solodg.figures"),
         autoescape=True,

@@ -1,19 +1,15 @@
-"""Pictures: pure functions of records and images. Colours are safe for the colour-blind."""
+"""Plots of records, written to files. Colours are safe for the colour-blind."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from solodg.figures.style import COLOURS, MARKERS, log_axis
+from solodg.figures.style import COLOURS, MARKERS, log_axis, new_figure, save_figure
 from solodg.types import Record
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 
 def accuracy_by_domain(
@@ -24,12 +20,14 @@ def accuracy_by_domain(
     title: str,
     xlabel: str,
 ) -> None:
-    """Accuracy of several models over all domains, the unseen shaded, an example image of each."""
+    """Plots the accuracy of several models over domains, with an example image (C, H, W) of each.
+
+    Unseen domains are shaded.
+    """
     order = list(examples)
     unseen = {r.domain for records in rows.values() for r in records if r.role == "target"}
-    figure, (images, curves) = plt.subplots(
-        2, 1, figsize=(7, 4.6), height_ratios=(1, 3), sharex=True, layout="constrained"
-    )
+    figure = new_figure(7, 4.6, layout="constrained")
+    images, curves = figure.subplots(2, 1, height_ratios=(1, 3), sharex=True)
     for position, name in enumerate(order):
         _thumbnail(images, examples[name], position)
         for axis in (images, curves):
@@ -54,8 +52,7 @@ def accuracy_by_domain(
     curves.grid(axis="y", color="0.85", lw=0.6)
     curves.spines[["top", "right"]].set_visible(False)
     curves.legend(frameon=False, loc="lower center")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _thumbnail(axis: Any, image: NDArray[np.uint8], position: int) -> None:
@@ -69,15 +66,14 @@ def _thumbnail(axis: Any, image: NDArray[np.uint8], position: int) -> None:
 def plan_figure(
     title: str, xlabel: str, rows: Sequence[tuple[str, float, float]], path: Path
 ) -> None:
-    """Methods with their means and intervals, the first on top."""
-    figure = plan_drawing(title, xlabel, rows)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    """Writes the figure of `plan_drawing` to a file."""
+    save_figure(plan_drawing(title, xlabel, rows), path)
 
 
 def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float]]) -> Figure:
-    """The same before it is saved."""
-    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
+    """Draws methods by name, mean and half of the interval, the first on top."""
+    figure = new_figure(7, 1.2 + 0.4 * len(rows), layout="constrained")
+    axis = figure.subplots()
     for index, (_, mean, half) in enumerate(rows):
         axis.errorbar(mean, index, xerr=half, fmt="o", color=COLOURS[0], capsize=3)
     axis.set_yticks(range(len(rows)), [name for name, _, _ in rows])
@@ -89,11 +85,12 @@ def plan_drawing(title: str, xlabel: str, rows: Sequence[tuple[str, float, float
 
 
 def study_figure(panels: Mapping[str, Sequence[tuple[str, float, float]]], path: Path) -> None:
-    """Side by side on one scale: accuracy by whose image speaks, the image's own on top."""
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(1 + 3.2 * len(panels), 2.6), sharex=True, layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
+    """Plots the swap study: a panel for each thing that was swapped, all on one scale.
+
+    A panel holds donors by name, mean accuracy and half of the interval, the image itself on top.
+    """
+    figure = new_figure(1 + 3.2 * len(panels), 2.6, layout="constrained")
+    axes = figure.subplots(1, len(panels), sharex=True, squeeze=False)
     for axis, (title, points) in zip(axes[0], panels.items(), strict=True):
         axis.axvline(points[0][1], color="0.8", lw=1)
         for index, (_, mean, half) in enumerate(points):
@@ -106,12 +103,11 @@ def study_figure(panels: Mapping[str, Sequence[tuple[str, float, float]]], path:
         axis.set(title=title, xlabel="accuracy on unseen domains, %")
         axis.grid(axis="x", color="0.85", lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 class Curve(NamedTuple):
-    """Accuracy, or time, over batch sizes."""
+    """The accuracy, or time, of one method over batch sizes."""
 
     name: str
     points: dict[int, tuple[float, float]]  # batch size -> mean and half of the interval
@@ -120,11 +116,13 @@ class Curve(NamedTuple):
 def batch_size_curves(
     panels: Sequence[Sequence[tuple[str, list[Curve]]]], path: Path, *, ylabel: str, log: bool
 ) -> None:
-    """Lines of panels, each a title and its curves; a curve looks the same in all of them."""
-    figure, axes = plt.subplots(
-        len(panels), len(panels[0]), figsize=(1 + 3.6 * len(panels[0]), 0.8 + 2.4 * len(panels)),
-        sharex=True, sharey="row", layout="constrained", squeeze=False,
-    )  # fmt: skip
+    """Plots a grid of panels, each with a title and its curves over batch sizes.
+
+    A method has the same colour and marker in all panels.
+    """
+    width, height = 1 + 3.6 * len(panels[0]), 0.8 + 2.4 * len(panels)
+    figure = new_figure(width, height, layout="constrained")
+    axes = figure.subplots(len(panels), len(panels[0]), sharex=True, sharey="row", squeeze=False)
     everything = [curve for line in panels for _, curves in line for curve in curves]
     names = list(dict.fromkeys(curve.name for curve in everything))
     sizes = sorted({size for curve in everything for size in curve.points})
@@ -132,16 +130,7 @@ def batch_size_curves(
     for row, line in zip(axes, panels, strict=True):
         for axis, (title, curves) in zip(row, line, strict=True):
             for curve in curves:
-                index, known = names.index(curve.name), sorted(curve.points)
-                shown[curve.name] = axis.errorbar(
-                    [sizes.index(size) for size in known],
-                    [curve.points[size][0] for size in known],
-                    yerr=[curve.points[size][1] for size in known],
-                    color=COLOURS[index % len(COLOURS)],
-                    marker=MARKERS[index % len(MARKERS)],
-                    ls=("-", "--", ":")[index // len(COLOURS) % 3],
-                    capsize=2,
-                )
+                shown[curve.name] = _draw_curve(axis, curve, sizes, names.index(curve.name))
             axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
             axis.set_title(title)
             axis.grid(axis="y", color="0.85", lw=0.6)
@@ -153,5 +142,18 @@ def batch_size_curves(
         axis.set_xlabel("test batch size")
     figure.legend([shown[name] for name in names], names, loc="outside lower center", ncols=3,
                   frameon=False)  # fmt: skip
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
+
+
+def _draw_curve(axis: Any, curve: Curve, sizes: list[int], index: int) -> Any:
+    """Draws a curve in the style of the method with this index; returns its entry of a legend."""
+    known = sorted(curve.points)
+    return axis.errorbar(
+        [sizes.index(size) for size in known],
+        [curve.points[size][0] for size in known],
+        yerr=[curve.points[size][1] for size in known],
+        color=COLOURS[index % len(COLOURS)],
+        marker=MARKERS[index % len(MARKERS)],
+        ls=("-", "--", ":")[index // len(COLOURS) % 3],
+        capsize=2,
+    )

@@ -1,13 +1,12 @@
-"""What a model says of an image, and what every model that takes images has in common.
+"""What all predictors have in common: images in, predictions out. Without torch.
 
-Without torch: a run (`predictor.py`) and an exported file (`onnx_model.py`) answer alike.
+A run folder (`predict.torch`) and an exported file (`predict.onnx`) give the same predictions.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,34 +15,18 @@ from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.pixels import ImageLike, Pixels, pixels_of
 from solodg.runs.model_info import ModelInfo
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one image."""
-
-    label: str
-    probability: float
-    uncertainty: float  # 0: certain; 1: a guess
-    probabilities: dict[str, float]  # by class
-    before: dict[str, float] | None = None  # by class, before the image wrote its classifier
-
-
-class ProbabilityRows(NamedTuple):
-    """What the model computes for a batch, (B, C) each."""
-
-    probabilities: NDArray[np.float64]
-    before: NDArray[np.float64] | None  # of methods that adapt, from the sources alone
+from solodg.runs.predictions import Prediction, Predictions
 
 
 class ImagePredictor(ABC):
-    """A model with its classes and preprocessing. Safe to share by threads."""
+    """A trained model with its classes and preprocessing. Threads may share it."""
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
 
     @property
     def classes(self) -> list[str]:
+        """The names of the classes, in the order of the model's outputs."""
         return self.info.classes
 
     @overload
@@ -52,58 +35,38 @@ class ImagePredictor(ABC):
     def predict(self, images: list[ImageLike] | list[str] | list[Path]) -> list[Prediction]: ...
 
     def predict(self, images: ImageLike | Sequence[ImageLike]) -> Prediction | list[Prediction]:
-        """A path, PIL image, array or tensor -> its prediction; a list -> a list.
+        """Predicts the class of an image, or of each image of a list.
 
-        Each image is judged alone: its prediction does not depend on the others.
+        An image is a path, a PIL image, an array or a tensor. A prediction depends on its own image
+        alone, not on the others of the list.
         """
         if isinstance(images, list | tuple):
             return self._predict_all(images)
         return self._predict_all([images])[0]  # type: ignore[list-item]
 
     def predict_pixels(self, pixels: Pixels) -> list[Prediction]:
-        """Predictions for pixels (B, C, H, W) at the model's own size."""
-        probabilities, before = self.compute(pixels)
-        earlier = [None] * len(probabilities) if before is None else list(before)
-        return [self._prediction(*rows) for rows in zip(probabilities, earlier, strict=True)]
+        """Predicts the classes of (B, channels, H, W) pixels at the model's own size."""
+        return self.compute(pixels).named(self.classes)
 
     @abstractmethod
-    def compute(self, pixels: Pixels) -> ProbabilityRows:
-        """One forward pass."""
+    def compute(self, pixels: Pixels) -> Predictions:
+        """Runs (B, channels, H, W) pixels through the model, in one forward pass."""
 
     def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
-        """The weights written for this image, (classes, embedding)."""
-        raise UserError("an exported file gives no classifiers: load the run it was made of.")
+        """Returns the weights of the classifier written for this image, (classes, embedding)."""
+        raise UserError(
+            "an exported file does not return its classifiers: load the run that it was exported "
+            "from."
+        )
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
         size = inference_batch_size(self.info.channels * self.info.image_size**2)
         for start in range(0, len(images), size):
             chunk = [self.pixels(image) for image in images[start : start + size]]
-            results += self.predict_pixels(np.stack(chunk))
+            results += self.predict_pixels(np.stack(chunk))  # (B, channels, H, W)
         return results
 
     def pixels(self, image: ImageLike) -> Pixels:
-        """(channels, H, W) as the model sees it."""
+        """Returns an image as the model reads it: 8-bit, (channels, H, W)."""
         return pixels_of(image, channels=self.info.channels, size=self.info.image_size)
-
-    def _prediction(
-        self, row: NDArray[np.float64], before: NDArray[np.float64] | None
-    ) -> Prediction:
-        best = int(row.argmax())
-        return Prediction(
-            self.classes[best],
-            float(row[best]),
-            float(uncertainty(row)),
-            self._by_class(row),
-            None if before is None else self._by_class(before),
-        )
-
-    def _by_class(self, row: NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(self.classes, row.tolist(), strict=True))
-
-
-def uncertainty(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Entropy of the prediction over its largest possible value: 0 is certain, 1 is a guess."""
-    p = np.clip(probabilities, 1e-12, 1.0)
-    result: NDArray[np.float64] = -(p * np.log(p)).sum(-1) / np.log(p.shape[-1])
-    return result

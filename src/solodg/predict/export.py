@@ -1,8 +1,8 @@
-"""A trained model as one ONNX file: 8-bit pixels in, logits and probabilities out.
+"""Exports a trained model to one ONNX file: 8-bit pixels in, logits and probabilities out.
 
-Scaling, normalisation, backbone, source knowledge and the adaptation to each image are all in the
-graph: adapting is a forward pass. A method that adapts by gradient steps (tent, memo, ttt, shot)
-cannot be written so, nor one that keeps what it saw (t3a).
+The graph holds scaling, normalisation, backbone, source class centres and the adaptation to each
+image, which is a forward pass. Test-time methods that take gradient steps (tent, memo, ttt, shot)
+or keep a state between images (t3a) cannot be exported.
 """
 
 import copy
@@ -24,12 +24,15 @@ from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, open_session
 from solodg.predict.torch import Predictor
 from solodg.storage import write_atomically
 
-TOLERANCE = 1e-4  # between ONNX Runtime and PyTorch, in probabilities; logits: of their size
-_LARGEST = 2**31 - 1  # bytes of a protobuf: more does not fit into one file
+TOLERANCE = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
+_MAX_BYTES = 2**31 - 1  # the largest protobuf message
 
 
 def export_onnx(predictor: Predictor, path: Path) -> float:
-    """Write the file once it agrees with PyTorch; returns the largest difference seen."""
+    """Writes the model to `path`, after comparing the graph with PyTorch.
+
+    Returns the largest difference; raises UserError where it exceeds `TOLERANCE`.
+    """
     content = to_onnx(predictor)
     difference = _largest_difference(predictor, content)
     if not difference <= TOLERANCE:  # NaN too
@@ -42,23 +45,26 @@ def export_onnx(predictor: Predictor, path: Path) -> float:
 
 
 def to_onnx(predictor: Predictor) -> bytes:
+    """Returns the model as the content of an ONNX file, not yet compared with PyTorch."""
     try:
         import onnx
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX", error) from error
-    graph = _Graph(_with_named_scales(predictor.algorithm)).eval()
+    graph = _Graph(_with_affine_batch_norms(predictor.algorithm)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
     known = {"model": predictor.info.model_dump(), "versions": _versions()}
     model.metadata_props.add(key=METADATA, value=json.dumps(known))
     model.producer_name, model.producer_version = "solodg", version("solodg")
-    if model.ByteSize() > _LARGEST:
+    if model.ByteSize() > _MAX_BYTES:
         raise UserError("a model of more than 2 GB does not fit into one ONNX file.")
     content: bytes = model.SerializeToString()
     return content
 
 
 class _Graph(nn.Module):
+    """From 8-bit pixels to the tensors named in `OUTPUTS`."""
+
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
         self.algorithm = algorithm
@@ -68,10 +74,10 @@ class _Graph(nn.Module):
         return tuple(tensor for tensor in outputs if tensor is not None)
 
 
-def _with_named_scales(algorithm: Algorithm) -> Algorithm:
-    """A copy in which every BatchNorm has its scale and shift, be they one and zero.
+def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
+    """Returns a copy in which every BatchNorm has a scale and a shift, be they one and zero.
 
-    The exporter does not know those without.
+    The exporter supports no BatchNorm without them.
     """
     algorithm = copy.deepcopy(algorithm)
     for module in algorithm.modules():
@@ -83,14 +89,14 @@ def _with_named_scales(algorithm: Algorithm) -> Algorithm:
 
 @torch.no_grad()
 def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
-    """By the tracing exporter: a second where the newer one takes twenty, and the same numbers.
+    """Exports by tracing, which takes a second where the newer exporter takes twenty.
 
-    What tracing can get wrong, a number that should follow the batch, is what the check finds.
+    Tracing may take a size of the example batch for a constant; `_largest_difference` finds that.
     """
     names = OUTPUTS[: len(graph(example))]
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.onnx"
-        warnings.simplefilter("ignore")  # of its deprecation, and of shapes that it takes as fixed
+        warnings.simplefilter("ignore")  # deprecation, and shapes taken for constants
         try:
             torch.onnx.export(
                 graph,
@@ -108,7 +114,7 @@ def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
 
 
 def _largest_difference(predictor: Predictor, content: bytes) -> float:
-    """Over batches of one and several; in logits it is counted relative to the largest."""
+    """Compares the graph with PyTorch on a batch of one and of several; relative for logits."""
     session, largest = open_session(content, "the exported graph"), 0.0
     graph = _Graph(predictor.algorithm).eval()
     for count in (1, 5):
@@ -120,13 +126,13 @@ def _largest_difference(predictor: Predictor, content: bytes) -> float:
             if not np.array_equal(finite, np.isfinite(found)):
                 return float("inf")
             size = max(1.0, float(np.abs(expected[finite]).max()))
-            apart = np.abs(expected[finite] - found[finite])
-            largest = max(largest, float(apart.max()) / size)
+            difference = np.abs(expected[finite] - found[finite])
+            largest = max(largest, float(difference.max()) / size)
     return largest
 
 
 def _noise(predictor: Predictor, count: int) -> Pixels:
-    """Pixels of every brightness and grain."""
+    """Returns (count, channels, H, W) random images of various brightness and noise levels."""
     info, generator = predictor.info, np.random.default_rng(0)
     shape = (count, info.channels, info.image_size, info.image_size)
     levels = generator.uniform(0, 255, (count, info.channels, 1, 1))

@@ -1,4 +1,4 @@
-"""An exported model: ONNX Runtime, NumPy and Pillow, and no torch."""
+"""The model of an exported file, by ONNX Runtime: needs NumPy and Pillow, and no torch."""
 
 import json
 from pathlib import Path
@@ -8,20 +8,21 @@ from pydantic import ValidationError
 
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
-from solodg.predict.base import ImagePredictor, ProbabilityRows
+from solodg.predict.base import ImagePredictor
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.predictions import Predictions
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 SUFFIX = ".onnx"
 INPUT = "pixels"  # (B, channels, size, size) uint8
-OUTPUTS = ("logits", "probabilities", "before")  # the last for methods that adapt
-METADATA = "solodg"  # the key under which a file says what it is, as JSON
+OUTPUTS = ("logits", "probabilities", "before")  # (B, C) each; the last for methods that adapt
+METADATA = "solodg"  # the key of the JSON that describes the model
 
 
 class OnnxPredictor(ImagePredictor):
-    """What `solodg export` wrote, ready to predict."""
+    """A model that `solodg export` wrote to a file."""
 
     def __init__(self, session: "InferenceSession", info: ModelInfo) -> None:
         super().__init__(info)
@@ -30,28 +31,33 @@ class OnnxPredictor(ImagePredictor):
 
     @classmethod
     def load(cls, path: str | Path) -> "OnnxPredictor":
+        """Loads a file of `solodg export`."""
         session = open_session(_content(Path(path)), str(path))
         return cls(session, _info(session, str(path)))
 
-    def compute(self, pixels: Pixels) -> ProbabilityRows:
+    def compute(self, pixels: Pixels) -> Predictions:
+        """Runs (B, channels, H, W) pixels through the graph, in one forward pass."""
         found: list[Any] = self._session.run(self._outputs, {INPUT: pixels})
-        probabilities, *before = (rows.astype("float64") for rows in found)
-        return ProbabilityRows(probabilities, before[0] if before else None)
+        return Predictions(*(array.astype("float64") for array in found))  # (B, C) each
 
 
 def is_onnx(path: str | Path) -> bool:
+    """Returns whether a path names an ONNX file, by its suffix."""
     return Path(path).suffix.lower() == SUFFIX
 
 
 def open_session(content: bytes, name: str) -> "InferenceSession":
-    """On the CPU, wherever it is: an answer should not depend on what else a machine has."""
+    """Opens an ONNX model on the CPU; `name` stands in error messages.
+
+    It never uses another device, so that a prediction does not depend on the machine's hardware.
+    """
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX Runtime", error) from error
     try:
         options = onnxruntime.SessionOptions()
-        # Idle workers that spin would keep the cores from who decodes the next image.
+        # Idle workers would otherwise spin, on cores that the decoding of images needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises its own, undocumented types
@@ -70,5 +76,5 @@ def _info(session: "InferenceSession", name: str) -> ModelInfo:
         return ModelInfo.model_validate(json.loads(metadata[METADATA])["model"])
     except (KeyError, ValueError, ValidationError) as error:
         raise UserError(
-            f"{name} does not say what it is: only files of `solodg export` can be used."
+            f"{name} holds no description of its model: only files of `solodg export` can be used."
         ) from error

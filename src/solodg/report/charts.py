@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 from solodg.explain.panels import short
 from solodg.figures.style import BLUE, COLOURS, GREY, INK, ORANGE, log_axis, new_figure, plain_axis
 from solodg.report.predictions import DomainPredictions
+from solodg.runs.predictions import Predictions
 
-WRITTEN = 12  # up to so many classes, a confusion matrix has numbers
-NAMED = 24  # and up to so many, names
+LabelledPredictions = tuple[Predictions, NDArray[np.int64]]  # and the (N,) true classes
+
+MAX_WRITTEN = 12  # with more classes, a confusion matrix shows no numbers
+MAX_NAMED = 24  # with more classes, it shows no names
 _STYLES = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 1, 1, 1)))
 
 
 def training_curves(lines: Sequence[dict[str, Any]], selected: int | None) -> dict[str, Figure]:
-    """By title; from the lines of `metrics.jsonl`."""
+    """Draws losses, KL and validation accuracy from the lines of `metrics.jsonl`, by title."""
     losses = [line for line in lines if "loss" in line]
     names = [name for name in (losses[0] if losses else {}) if name not in ("step", "kl")]
     steps = [line["step"] for line in losses]
@@ -67,24 +70,24 @@ def _curves(
 
 
 def confusion(part: DomainPredictions, classes: Sequence[str]) -> Figure:
-    """Rows are true classes, as shares of 1."""
+    """Draws the confusion matrix of a domain: rows are true classes, as shares of 1."""
     counts = confusion_counts(part, len(classes))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    few = len(classes) <= NAMED
+    few = len(classes) <= MAX_NAMED
     figure = new_figure(4.6, 4.6)
     names = [short(c, 12) for c in classes]
     margin = 0.1 + 0.013 * max(map(len, names)) if few else 0.1  # room for names
     axis = figure.add_axes((margin, margin, 0.98 - margin, 0.98 - margin))
-    # From nothing to blue, so that it stands on any page.
+    # From transparent to blue, for light and dark pages.
     ramp = LinearSegmentedColormap.from_list("ramp", [(0, 0.447, 0.698, 0), (0, 0.447, 0.698, 1)])
     axis.imshow(shares, cmap=ramp, vmin=0, vmax=1)
     plain_axis(axis)
-    size = 8 if len(classes) <= WRITTEN else 6
+    size = 8 if len(classes) <= MAX_WRITTEN else 6
     ticks = range(len(classes)) if few else []
     axis.set_xticks(ticks, names if few else [], rotation=90, fontsize=size)
     axis.set_yticks(ticks, names if few else [], fontsize=size)
-    axis.set(xlabel="said", ylabel="true" if few else "true, in the order of the classes")
-    if len(classes) <= WRITTEN:
+    axis.set(xlabel="predicted", ylabel="true" if few else "true, in the order of the classes")
+    if len(classes) <= MAX_WRITTEN:
         for (row, column), share in np.ndenumerate(shares):
             if share >= 0.005:
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7,
@@ -93,18 +96,19 @@ def confusion(part: DomainPredictions, classes: Sequence[str]) -> Figure:
 
 
 def confusion_counts(part: DomainPredictions, classes: int) -> NDArray[np.int64]:
-    pairs = part.labels * classes + part.after.argmax(1)
+    """Counts the images by true and predicted class, (C, C)."""
+    pairs = part.labels * classes + part.predictions.chosen
     counts: NDArray[np.int64] = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
     return counts
 
 
-def reliability(groups: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> Figure:
-    """Accuracy over confidence; by group the probabilities (N, C) and labels (N,)."""
+def reliability(groups: dict[str, LabelledPredictions]) -> Figure:
+    """Draws accuracy over confidence, in ten bins of equal width, for each group of images."""
     figure = new_figure(4.6, 3.6)
     axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
     axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
-    for number, (name, (probabilities, labels)) in enumerate(groups.items()):
-        confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+    for number, (name, (predictions, labels)) in enumerate(groups.items()):
+        confidence, right = predictions.probabilities.max(1), predictions.chosen == labels
         index = np.minimum((confidence * 10).astype(int), 9)
         bins = [index == i for i in range(10) if (index == i).any()]
         x, y = [confidence[b].mean() for b in bins], [right[b].mean() for b in bins]
@@ -113,14 +117,12 @@ def reliability(groups: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> Figure:
     return _with_legend(figure, axis)
 
 
-def accuracy_over_uncertainty(
-    groups: dict[str, tuple[NDArray[Any], NDArray[Any], NDArray[Any]]],
-) -> Figure:
-    """By group: probabilities, labels and uncertainty; ten bins of as many images each."""
+def accuracy_over_uncertainty(groups: dict[str, LabelledPredictions]) -> Figure:
+    """Draws accuracy over uncertainty, in ten bins of equally many images, for each group."""
     figure = new_figure(4.6, 3.6)
     axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
-    for number, (name, (probabilities, labels, uncertain)) in enumerate(groups.items()):
-        right = probabilities.argmax(1) == labels
+    for number, (name, (predictions, labels)) in enumerate(groups.items()):
+        uncertain, right = predictions.uncertainty, predictions.chosen == labels
         bins = np.array_split(np.argsort(uncertain, kind="stable"), min(10, len(labels)))
         x, y = [uncertain[b].mean() for b in bins], [right[b].mean() for b in bins]
         _group(axis, x, y, number, name)

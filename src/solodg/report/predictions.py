@@ -1,6 +1,6 @@
-"""Every scored image of a run, judged before and after the adaptation to it."""
+"""Predictions for every scored image of a run, and the galleries of images chosen by them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,67 +11,66 @@ from numpy.typing import NDArray
 
 from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
-from solodg.predict.base import uncertainty
+from solodg.predict.torch import Predictor
 from solodg.progress import Progress
-from solodg.runs import checkpoint
 from solodg.runs.build import Say, input_batches
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol
 from solodg.runs.folder import read_machine
-from solodg.runs.metrics import Predictions, metrics
-from solodg.runs.model_info import ModelInfo
+from solodg.runs.metrics import metrics, predict
+from solodg.runs.predictions import Floats, Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.target_images import give_target_images
 from solodg.seeding import numpy_generator
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class DomainPredictions:
-    """The images of one domain, with what the model says of each."""
+    """The images of one domain, with the predictions for them."""
 
     role: str  # as in a record
     domain: str
     pixels: LabelledImages
-    before: Floats | None  # (N, C) probabilities; None: one classifier for all images
-    after: Floats  # (N, C)
+    predictions: Predictions
 
     @property
     def labels(self) -> NDArray[np.int64]:
+        """The true class of each image, (N,)."""
         return self.pixels.labels
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        return metrics(Predictions(self.after, self.labels))
+        """Accuracy, NLL, ECE and the number of images, as in a record."""
+        return metrics(self.predictions, self.labels)
 
     @cached_property
     def right(self) -> Bools:
-        found: Bools = self.after.argmax(1) == self.labels
+        """Whether each image is classified correctly, (N,)."""
+        found: Bools = self.predictions.chosen == self.labels
         return found
 
     @cached_property
     def right_before(self) -> Bools | None:
-        return None if self.before is None else self.before.argmax(1) == self.labels
-
-    @cached_property
-    def uncertainty(self) -> Floats:
-        return uncertainty(self.after)
+        """Whether each image was correct before adaptation, (N,); None: nothing adapts."""
+        before = self.predictions.chosen_before
+        return None if before is None else before == self.labels
 
 
 @dataclass(frozen=True)
-class RunPredictions:
+class ScoredRun:
+    """A run, with the predictions of its model on the domains that `solodg evaluate` scores."""
+
     config: RunConfig
-    info: ModelInfo
     dataset: str
     protocol: str
-    parts: list[DomainPredictions]
-    shortened: int | None  # at most so many images of each domain were judged; None: all
+    parts: Iterator[DomainPredictions]  # see `predict_run`
 
 
 def predict_run(
+    predictor: Predictor,
     folder: Path,
     machine: Machine | None = None,
     *,
@@ -79,23 +78,46 @@ def predict_run(
     images: int | None = None,
     progress: Progress,
     say: Say = lambda text: None,
-) -> RunPredictions:
-    """The domains that `solodg evaluate` scores; `images`: at most so many of each, drawn."""
-    algorithm, info = checkpoint.load(folder)
+) -> ScoredRun:
+    """Opens the data that a run is scored on; iterating over `parts` predicts domain by domain.
+
+    At most `images` of each domain are predicted. Until the next domain is requested, the model
+    stays in the state that predicted the last one: `da_erm` has another state for every domain.
+    """
+    algorithm = predictor.algorithm
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
-    algorithm.to(device)
-    config, data, parts, algorithm = open_scored(
-        folder, algorithm, info, machine, device, dataset=dataset, progress=progress, say=say
-    )
-    judged = []
-    for part in parts:
-        give_target_images(algorithm, part.images, device)
-        judged.append(_judge(algorithm, _some(part, images), device, progress))
-    return RunPredictions(config, info, data.name, protocol(data, config), judged, images)
+    config, data, parts, scorer = open_scored(
+        folder, algorithm, predictor.info, machine, device, dataset=dataset, progress=progress,
+        say=say,
+    )  # fmt: skip
+
+    def predicted() -> Iterator[DomainPredictions]:
+        for part in parts:
+            scorer.to(device)
+            give_target_images(scorer, part.images, device)
+            found = _predict_part(scorer, _draw_images(part, images), device, progress)
+            scorer.cpu()
+            if scorer is not algorithm:  # it reads stored features; the model itself reads images
+                algorithm.load_state_dict(scorer.state_dict(), strict=False)
+            yield found
+
+    return ScoredRun(config, data.name, protocol(data, config), predicted())
 
 
-def _some(part: ScoredPart, count: int | None) -> ScoredPart:
+def _predict_part(
+    algorithm: Algorithm, part: ScoredPart, device: torch.device, progress: Progress
+) -> DomainPredictions:
+    domain = part.images.domain_name
+    with progress.bar(f"Predicting {domain}", len(part.images)) as advance:
+        predictions = predict(
+            algorithm.outputs, input_batches(part.images), device=device, advance=advance
+        )
+    return DomainPredictions(part.role, domain, part.pixels, predictions)
+
+
+def _draw_images(part: ScoredPart, count: int | None) -> ScoredPart:
+    """Draws `count` images of a part, always the same; None: all of them."""
     if count is None or len(part.images) <= count:
         return part
     order = numpy_generator(0, "report", *part.images.domain_names).permutation(len(part.images))
@@ -103,53 +125,33 @@ def _some(part: ScoredPart, count: int | None) -> ScoredPart:
     return ScoredPart(part.role, part.images.subset(chosen), part.pixels.subset(chosen))
 
 
-@torch.inference_mode()
-def _judge(
-    algorithm: Algorithm, part: ScoredPart, device: torch.device, progress: Progress
-) -> DomainPredictions:
-    images = part.images
-    domain = images.domain_name
-    before, after = [], []
-    with progress.bar(f"Judging {domain}", len(images)) as advance:
-        for batch in input_batches(images):
-            verdicts = algorithm.outputs(batch.x.to(device))
-            after.append(_rows(verdicts.probabilities))
-            if verdicts.before is not None:
-                before.append(_rows(verdicts.before))
-            advance(len(batch.y))
-    stacked = np.concatenate(before) if before else None
-    return DomainPredictions(part.role, domain, part.pixels, stacked, np.concatenate(after))
-
-
-def _rows(x: torch.Tensor) -> Floats:
-    rows: Floats = x.double().cpu().numpy()
-    return rows
-
-
-# Galleries: which images, the most telling first.
+# Galleries: each returns indices of images, the most telling first.
 
 
 def helped(part: DomainPredictions) -> NDArray[np.int64]:
-    """Wrong before the adaptation, right after it; by how much it gave to the true class."""
-    if part.before is None or part.right_before is None:
+    """Returns images wrong before adaptation and right after, by gain of the true class."""
+    gain = _gain(part)
+    if gain is None or part.right_before is None:
         return np.empty(0, dtype=np.int64)
-    return _ranked(part.right & ~part.right_before, _gain(part, part.before))
+    return _ranked(part.right & ~part.right_before, gain)
 
 
 def hurt(part: DomainPredictions) -> NDArray[np.int64]:
-    """Right before, wrong after; by how much it took from the true class."""
-    if part.before is None or part.right_before is None:
+    """Returns images right before adaptation and wrong after, by loss of the true class."""
+    gain = _gain(part)
+    if gain is None or part.right_before is None:
         return np.empty(0, dtype=np.int64)
-    return _ranked(~part.right & part.right_before, -_gain(part, part.before))
+    return _ranked(~part.right & part.right_before, -gain)
 
 
 def uncertain(part: DomainPredictions) -> NDArray[np.int64]:
-    return _ranked(np.ones(len(part.labels), dtype=bool), part.uncertainty)
+    """Returns all images, the most uncertain first."""
+    return _ranked(np.ones(len(part.labels), dtype=bool), part.predictions.uncertainty)
 
 
 def mistaken(part: DomainPredictions) -> NDArray[np.int64]:
-    """Wrong, the surest first."""
-    return _ranked(~part.right, part.after.max(1))
+    """Returns wrong images, the most confident first."""
+    return _ranked(~part.right, part.predictions.probabilities.max(1))
 
 
 GALLERIES: dict[str, Callable[[DomainPredictions], NDArray[np.int64]]] = {
@@ -160,13 +162,17 @@ GALLERIES: dict[str, Callable[[DomainPredictions], NDArray[np.int64]]] = {
 }
 
 
-def _gain(part: DomainPredictions, before: Floats) -> Floats:
+def _gain(part: DomainPredictions) -> Floats | None:
+    """Returns by how much adaptation raised the probability of the true class, (N,)."""
+    before, after = part.predictions.before, part.predictions.probabilities
+    if before is None:
+        return None
     rows = np.arange(len(part.labels))
-    gain: Floats = part.after[rows, part.labels] - before[rows, part.labels]
+    gain: Floats = after[rows, part.labels] - before[rows, part.labels]
     return gain
 
 
 def _ranked(mask: Bools, value: Floats) -> NDArray[np.int64]:
-    """Indices where `mask`, the largest value first, ties in their order."""
+    """Returns the indices where `mask` holds, the largest value first, ties in their order."""
     chosen = np.flatnonzero(mask)
     return chosen[np.argsort(-value[chosen], kind="stable")]

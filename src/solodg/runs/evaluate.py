@@ -22,7 +22,8 @@ from solodg.runs.folder import (
     machine_kind,
     read_machine,
 )
-from solodg.runs.metrics import Predictions, metrics, predict
+from solodg.runs.metrics import metrics, predict
+from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.runs.target_images import give_target_images
@@ -119,7 +120,7 @@ def _record(scored: _ScoredDomain, common: dict[str, Any], folder: Path) -> Reco
         **common | {"stream": common["stream"] | given},
         domain=scored.images.domain_name,
         role=scored.role,
-        metrics=metrics(scored.predictions),
+        metrics=metrics(scored.predictions, scored.images.labels),
         time={
             "seconds": round(scored.seconds, 3),
             **_training_time(folder),

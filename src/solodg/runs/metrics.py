@@ -1,59 +1,61 @@
-"""Predictions and what they are worth: accuracy, negative log-likelihood, calibration error."""
+"""Predictions of a model over batches, and their accuracy, likelihood and calibration error."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from solodg.algorithms.base import Outputs
+from solodg.runs.predictions import Predictions
 from solodg.types import Batch
 
 _BINS = 15
 
 
-class Predictions(NamedTuple):
-    """Class probabilities of labelled images."""
-
-    probabilities: NDArray[np.float64]  # (N, C)
-    labels: NDArray[np.int64]  # (N,)
-
-
 @torch.inference_mode()
 def predict(
-    probabilities: Callable[[Tensor], Tensor],
+    model: Callable[[Tensor], Tensor | Outputs],
     batches: Iterable[Batch],
     *,
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
-    """Run a model's `probabilities` over batches of model inputs."""
-    outputs, labels = [], []
+    """Runs a model over batches of its inputs and returns the predictions in their order.
+
+    `model` returns probabilities (B, C), as `Algorithm.probabilities` does, or `Outputs`, as
+    `Algorithm.outputs` does; only the latter hold the probabilities before adaptation.
+    """
+    parts = []
     for batch in batches:
-        outputs.append(probabilities(batch.x.to(device)).double().cpu().numpy())
-        labels.append(batch.y.numpy())
+        found = model(batch.x.to(device))
+        tensors = (found.probabilities, found.before) if isinstance(found, Outputs) else (found,)
+        parts.append(Predictions.from_tensors(*tensors))
         advance(len(batch.y))
-    return Predictions(np.concatenate(outputs), np.concatenate(labels))
+    return Predictions.concatenate(parts)
 
 
-def metrics(predictions: Predictions) -> dict[str, float]:
-    """Accuracy, NLL and ECE, with the number of images."""
-    probabilities, labels = predictions
-    chosen = probabilities.argmax(1)
-    own = probabilities[np.arange(len(labels)), labels]
+def metrics(predictions: Predictions, labels: NDArray[np.int64]) -> dict[str, float]:
+    """Returns accuracy, NLL and ECE on images of the given (N,) classes, and their number."""
+    own = predictions.probabilities[np.arange(len(labels)), labels]  # (N,) of the true class
     return {
-        "accuracy": float((chosen == labels).mean()),
+        "accuracy": float((predictions.chosen == labels).mean()),
         "nll": float(-np.log(np.clip(own, 1e-12, None)).mean()),
-        "ece": expected_calibration_error(predictions),
+        "ece": expected_calibration_error(predictions, labels),
         "images": len(labels),
     }
 
 
-def expected_calibration_error(predictions: Predictions, bins: int = _BINS) -> float:
-    """Gap between confidence and accuracy over bins of equal width (Guo et al., 2017)."""
-    confidence = predictions.probabilities.max(1)
-    correct = predictions.probabilities.argmax(1) == predictions.labels
+def expected_calibration_error(
+    predictions: Predictions, labels: NDArray[np.int64], bins: int = _BINS
+) -> float:
+    """Returns the gap between confidence and accuracy, over bins of equal width (Guo et al., 2017).
+
+    The gap of a bin weighs by its share of the images.
+    """
+    confidence = predictions.probabilities.max(1)  # (N,)
+    correct = predictions.chosen == labels
     index = np.minimum((confidence * bins).astype(int), bins - 1)
     gap = np.bincount(index, correct - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))

@@ -18,7 +18,7 @@ from solodg.data import LabelledImages
 from solodg.data.domains import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, unknown_name, validation_error
-from solodg.runs.metrics import Predictions
+from solodg.runs.predictions import Predictions
 from solodg.seeding import numpy_generator
 
 
@@ -96,7 +96,7 @@ def predict_stream(
             for number in np.unique(which):
                 probabilities[number][index[which == number]] = rows[which == number]
             advance(len(index))
-    return [Predictions(rows, part.labels) for rows, part in zip(probabilities, parts, strict=True)]
+    return [Predictions(rows) for rows in probabilities]
 
 
 def _batches(

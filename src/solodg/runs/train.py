@@ -41,8 +41,9 @@ from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
 from solodg.runs.fit import Schedule, Transform, fit, start
 from solodg.runs.folder import FINISHED, claim, is_finished
-from solodg.runs.metrics import Predictions, metrics, predict
+from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.predictions import Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.seeding import derive
@@ -211,19 +212,19 @@ def _validate(
 ) -> Score:
     """Finalises the algorithm on source images and scores it on source validation images."""
     _finalize(algorithm, centres, device)
-    found = []
-    for part in split_for_target_images(algorithm, val):
+    found, parts = [], split_for_target_images(algorithm, val)
+    for part in parts:
         give_target_images(algorithm, part, device)
         found.append(predict(algorithm.probabilities, input_batches(part), device=device))
     if algorithm.target_images:
         _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
-    predictions = Predictions(*map(np.concatenate, zip(*found, strict=True)))
+    predictions = Predictions.concatenate(found)
     if not np.isfinite(predictions.probabilities).all():
         raise UserError(
             "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
             "--backbone-learning-rate."
         )
-    scored = metrics(predictions)
+    scored = metrics(predictions, np.concatenate([part.labels for part in parts]))
     return Score(scored["accuracy"], -scored["nll"])
 
 

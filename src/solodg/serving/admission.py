@@ -1,41 +1,45 @@
-"""How many images may be inside at once, so that a crowd is sent away and not piled up."""
+"""The admission limit: how many images the server holds at once; further requests get a 429."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from solodg.serving.refusal import Refusal
+from solodg.serving.request_error import RequestError
 
 
-class House:
-    """Counts images from the moment a request comes in until it is answered.
+class AdmissionLimit:
+    """Counts images from the arrival of their request until its response.
 
-    Belongs to one event loop, so it needs no lock.
+    It belongs to one event loop, so it needs no lock.
     """
 
-    def __init__(self, places: int) -> None:
-        self.places, self.taken = places, 0
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.used = capacity, 0
 
     @contextmanager
-    def visit(self) -> Iterator["Visit"]:
-        visit = Visit(self)
+    def admit(self) -> Iterator["Slots"]:
+        """Admits a request with one image, before its body is read; frees its slots at the end."""
+        slots = Slots(self)
         try:
-            visit.take(1)  # before its body is read
-            yield visit
+            slots.take(1)
+            yield slots
         finally:
-            self.taken -= visit.places
+            self.used -= slots.count
 
 
-class Visit:
-    def __init__(self, house: House) -> None:
-        self._house, self.places = house, 0
+class Slots:
+    """The slots that one request holds, one for each image."""
 
-    def take(self, places: int) -> None:
-        if self._house.taken + places > self._house.places:
-            raise Refusal(
+    def __init__(self, limit: AdmissionLimit) -> None:
+        self._limit, self.count = limit, 0
+
+    def take(self, count: int) -> None:
+        """Takes `count` more slots; raises `RequestError` (429) where there are not enough."""
+        if self._limit.used + count > self._limit.capacity:
+            raise RequestError(
                 429,
-                f"{self._house.taken} images are being answered, and no more than "
-                f"{self._house.places} are taken in at once: come again.",
+                f"the server holds {self._limit.used} images and admits at most "
+                f"{self._limit.capacity} at once: try again later.",
                 {"Retry-After": "1"},
             )
-        self._house.taken += places
-        self.places += places
+        self._limit.used += count
+        self.count += count

@@ -1,4 +1,4 @@
-"""The server's doors: /predict, /model, /health, /metrics, its OpenAPI, and a page at /."""
+"""The server's routes: /predict, /explain, /model, /health, /metrics, /docs, and a page at /."""
 
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,18 +16,18 @@ from starlette.requests import ClientDisconnect
 
 from solodg.predict.base import ImagePredictor
 from solodg.serving.docs_page import docs_page
-from solodg.serving.draining import Draining
-from solodg.serving.loopback_guard import OwnHost
-from solodg.serving.metrics import Measured
-from solodg.serving.refusal import Refusal
-from solodg.serving.schemas import Answer, Health, Model, Problem
+from solodg.serving.draining import BodyDrainingMiddleware
+from solodg.serving.loopback_guard import LoopbackGuard
+from solodg.serving.metrics import MetricsMiddleware
+from solodg.serving.request_error import RequestError
+from solodg.serving.schemas import ErrorResponse, HealthResponse, ModelResponse, PredictResponse
 from solodg.serving.service import Draw, Service
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 from solodg.serving.uploads import FORM, RAW
 
 _PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
          "/page.css": ("page.css", "text/css")}  # fmt: skip
-# All that the page needs comes from here, and nothing is allowed to come from elsewhere.
+# The browser loads nothing for the page from any other host.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' blob: data:; form-action 'none'; base-uri 'none'",
@@ -55,92 +55,101 @@ _BODY = {
         RAW: _BINARY,
     },
 }
-_REFUSALS = {
+_ERRORS = {
     400: "A form that cannot be read, or holds no file",
     408: "The request did not arrive in time",
     413: "Too many bytes, images or pixels",
     415: "Not a content type for images",
     422: "An image that cannot be read; the reason names it",
-    429: "Too many images at once: come again",
-    503: "No answer in time, or the server is stopping",
+    429: "Too many images at once: try again later",
+    503: "No response in time, or the server is stopping",
 }
 
 
 def build_app(
     predictor: ImagePredictor,
     name: str,
-    settings: Settings,
+    settings: ServerSettings,
     draw: Draw | None = None,
     *,
-    only_here: bool = False,
+    loopback_only: bool = False,
 ) -> FastAPI:
-    """`only_here`: refuse who calls this machine by a name that is not its own."""
+    """Builds the app that serves one model.
+
+    `draw` draws the figures of /explain, if given. `loopback_only` rejects requests whose Host
+    header names another machine.
+    """
     service = Service(predictor, name, settings, draw)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.close()  # after the last request was answered
+        service.close()  # after the last response
 
     app = FastAPI(
         title="SoloDG",
         version=version("solodg"),
-        summary="Classes of images, each judged alone.",
+        summary="Classifies images, each on its own.",
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own pages fetch their scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load their scripts from other hosts
         redoc_url=None,
     )
     app.state.service = service
-    _add_doors(app, service)
+    _add_routes(app, service)
     _add_page(app)
-    _add_refusals(app)
+    _add_error_handlers(app)
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
-    app.add_middleware(Draining, limit=4 * settings.max_bytes)
-    app.add_middleware(Measured, metrics=service.metrics, paths=paths)
-    if only_here:
-        app.add_middleware(OwnHost)
+    app.add_middleware(BodyDrainingMiddleware, limit=4 * settings.max_bytes)
+    app.add_middleware(MetricsMiddleware, metrics=service.metrics, paths=paths)
+    if loopback_only:
+        app.add_middleware(LoopbackGuard)
     return app
 
 
-def _add_doors(app: FastAPI, service: Service) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
     guards: list[Any] = []
-    unknown: dict[int | str, dict[str, Any]] = {}
+    unauthorised: dict[int | str, dict[str, Any]] = {}
     if service.settings.token is not None:
         guards = [Depends(_token_guard(service.settings.token))]
-        unknown = _described({401: "The bearer token is missing or wrong"})
+        unauthorised = _described({401: "The bearer token is missing or wrong"})
 
     @app.post(
         "/predict",
-        responses=unknown | _described(_REFUSALS),
+        responses=unauthorised | _described(_ERRORS),
         dependencies=guards,
         openapi_extra={"requestBody": _BODY},
         summary="Class, probabilities and uncertainty of one or several images",
     )
-    async def predict(request: Request) -> Answer:
-        """Send a form with files, or one image as the body. All are answered, or none."""
+    async def predict(request: Request) -> PredictResponse:
+        """Send a form with files, or one image as the body. One bad image rejects the request."""
         return await service.predict(request)
 
     @app.post(
         "/explain",
-        responses=unknown
-        | _described(_REFUSALS | {404: "This server draws no figures"})
+        responses=unauthorised
+        | _described(_ERRORS | {404: "This server draws no figures"})
         | {200: {"content": {"image/svg+xml": {}}, "description": "The figure"}},
         dependencies=guards,
         openapi_extra={"requestBody": _BODY},
         response_class=Response,
-        summary="What adapting to one image did, as a figure",
+        summary="The adaptation to one image, as a figure",
     )
     async def explain(request: Request) -> Response:
         """Send one image, as for /predict."""
         return Response(await service.explain(request), media_type="image/svg+xml")
 
-    @app.get("/model", responses=unknown, dependencies=guards, summary="What is served, and how")
-    async def model() -> Model:
+    @app.get(
+        "/model",
+        responses=unauthorised,
+        dependencies=guards,
+        summary="The served model and the limits of the server",
+    )
+    async def model() -> ModelResponse:
         return service.model()
 
     @app.get(
         "/metrics",
-        responses=unknown,
+        responses=unauthorised,
         dependencies=guards,
         response_class=PlainTextResponse,
         summary="Counters for Prometheus",
@@ -149,19 +158,19 @@ def _add_doors(app: FastAPI, service: Service) -> None:
         return PlainTextResponse(service.metrics.text())
 
     @app.get("/health", summary="Whether the server is up")
-    async def health() -> Health:
-        return Health(status="ok")
+    async def health() -> HealthResponse:
+        return HealthResponse(status="ok")
 
 
 def _token_guard(token: str) -> Any:
-    """A dependency that lets in who knows the token."""
+    """Returns a dependency that requires the token."""
     scheme = HTTPBearer(auto_error=False)
 
     def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
         shown = given.credentials.encode() if given else b""
         if not hmac.compare_digest(shown, token.encode()):
-            raise Refusal(
-                401, "this server asks for a bearer token.", {"WWW-Authenticate": "Bearer"}
+            raise RequestError(
+                401, "this server requires a bearer token.", {"WWW-Authenticate": "Bearer"}
             )
 
     return check
@@ -186,12 +195,12 @@ def _static(file: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     return send
 
 
-def _add_refusals(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     def problem(status: int, reason: str, headers: Any = None) -> JSONResponse:
-        return JSONResponse(Problem(error=reason).model_dump(), status, headers)
+        return JSONResponse(ErrorResponse(error=reason).model_dump(), status, headers)
 
-    @app.exception_handler(Refusal)
-    async def refused(_: Request, error: Refusal) -> JSONResponse:
+    @app.exception_handler(RequestError)
+    async def rejected(_: Request, error: RequestError) -> JSONResponse:
         return problem(error.status, error.reason, error.headers)
 
     @app.exception_handler(HTTPException)
@@ -204,12 +213,14 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, error: ClientDisconnect) -> JSONResponse:
-        return problem(400, "the connection was closed before the request was whole.")
+        return problem(400, "the connection was closed before the request was complete.")
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> JSONResponse:
-        return problem(500, "the server failed; its log says why.")
+        return problem(500, "the server failed; see its log.")
 
 
 def _described(reasons: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem, "description": text} for status, text in reasons.items()}
+    return {
+        status: {"model": ErrorResponse, "description": text} for status, text in reasons.items()
+    }

@@ -1,12 +1,12 @@
-"""Images of concurrent requests go through the model together, and no answer changes by it.
+"""Micro-batches: images of concurrent requests go through the model together.
 
-The model judges each image alone, so a batch differs from one image only by the rounding of
-floating-point sums. Answers are reported to `DIGITS` decimals. If no reported number of an image
-lies so near to where rounding tips over that `SLACK` could tip it, the batch reports what the image
-alone would; if one does, the image is computed again, alone. So what is reported is, digit for
-digit, what `predict` says of the image alone.
+A batch changes no reported digit. The model predicts each image alone, so a batch differs from a
+single image only by the rounding of floating-point sums, by less than `TOLERANCE`. Responses have
+`DIGITS` decimals. An image is computed again, alone, if one of its numbers lies so near to a
+rounding boundary that `TOLERANCE` could change a digit. So the response equals, digit for digit,
+what `predict` returns for the image alone.
 
-Nobody waits for company: a batch is what has come in while the model was busy.
+No request waits for others: a batch holds the images that arrived while the model was busy.
 """
 
 import asyncio
@@ -21,51 +21,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
-from solodg.predict.base import ImagePredictor, Prediction
+from solodg.predict.base import ImagePredictor
+from solodg.runs.predictions import Prediction
 
-DIGITS = 3  # with four, two images of five were computed again: no gain was left
-SLACK = 1e-6  # more than a batch changes a probability by: 4e-7 was seen, and the tests measure
+DIGITS = 3  # with four, two images of five were computed again, and batches gained nothing
+TOLERANCE = 1e-6  # a batch changes a probability by less: 4e-7 was measured
 
 
 class Job(NamedTuple):
-    pixels: Pixels  # (C, H, W)
-    answer: "Future[Prediction]"
+    """An image that waits for the model, and the future of its prediction."""
+
+    pixels: Pixels  # (channels, H, W)
+    result: "Future[Prediction]"
 
 
 @dataclass
 class MicroBatcher:
-    """One thread that owns the model; requests leave pixels and wait for their answer."""
+    """Owns the model in one thread; requests queue their pixels and await the prediction."""
 
     predictor: ImagePredictor
     max_batch: int
-    computed: Callable[[int, int], None] = lambda images, again: None  # told of every batch
+    on_batch: Callable[[int, int], None] = lambda images, recomputed: None  # called after each
 
     def __post_init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    async def answer(self, pixels: Pixels) -> Prediction:
+    async def predict(self, pixels: Pixels) -> Prediction:
+        """Predicts one image of (channels, H, W) pixels, in a batch with whatever else waits."""
         future: Future[Prediction] = Future()
         self._jobs.put(Job(pixels, future))
         return await asyncio.wrap_future(future)  # cancelled with the request that waits for it
 
     def close(self) -> None:
-        """Finish what was taken, then end."""
+        """Finishes all queued images, then ends the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def _work(self) -> None:
         while True:
             jobs, last = self._next()
-            wanted = [job for job in jobs if job.answer.set_running_or_notify_cancel()]
+            wanted = [job for job in jobs if job.result.set_running_or_notify_cancel()]
             if wanted:
                 self._compute(wanted)
             if last:
                 return
 
     def _next(self) -> tuple[list[Job], bool]:
-        """What is there, up to a full batch; waits for the first. And whether it was the last."""
+        """Waits for an image and adds queued ones up to a full batch; True if it is the last."""
         jobs: list[Job] = []
         while len(jobs) < self.max_batch:
             try:
@@ -79,44 +83,44 @@ class MicroBatcher:
 
     def _compute(self, jobs: list[Job]) -> None:
         try:
-            answers = self.predictor.predict_pixels(np.stack([job.pixels for job in jobs]))
-            again = 0
-            for number, answer in enumerate(answers):
-                if len(jobs) > 1 and could_tip(answer):
-                    (answers[number],) = self.predictor.predict_pixels(jobs[number].pixels[None])
-                    again += 1
-        except Exception as error:  # whoever waits must hear of it, and the thread must live
+            found = self.predictor.predict_pixels(np.stack([job.pixels for job in jobs]))
+            recomputed = 0
+            for number, prediction in enumerate(found):
+                if len(jobs) > 1 and near_rounding_boundary(prediction):
+                    (found[number],) = self.predictor.predict_pixels(jobs[number].pixels[None])
+                    recomputed += 1
+        except Exception as error:  # every request must get its error, and the thread must go on
             for job in jobs:
-                job.answer.set_exception(error)
+                job.result.set_exception(error)
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            job.answer.set_result(answer)
-        self.computed(len(jobs), again)
+        for job, prediction in zip(jobs, found, strict=True):
+            job.result.set_result(prediction)
+        self.on_batch(len(jobs), recomputed)
 
 
-def could_tip(answer: Prediction) -> bool:
-    """Whether `SLACK` could change the class or a reported digit."""
-    after = np.array(list(answer.probabilities.values()))
-    rival = np.partition(after, -2)[-2] if len(after) > 1 else 0.0
-    if answer.probability - rival < 2 * SLACK:
+def near_rounding_boundary(prediction: Prediction) -> bool:
+    """Returns whether a change by `TOLERANCE` could change the class or a reported digit."""
+    after = np.array(list(prediction.probabilities.values()))  # (C,)
+    second = np.partition(after, -2)[-2] if len(after) > 1 else 0.0
+    if prediction.probability - second < 2 * TOLERANCE:
         return True
-    before = np.array(list((answer.before or {}).values()))
-    numbers = np.concatenate([after, before, [answer.uncertainty]])
-    slack = np.full(len(numbers), SLACK)
-    slack[-1] = _entropy_slack(after)
+    before = np.array(list((prediction.before or {}).values()))
+    numbers = np.concatenate([after, before, [prediction.uncertainty]])
+    tolerance = np.full(len(numbers), TOLERANCE)
+    tolerance[-1] = _uncertainty_tolerance(after)
     steps = numbers * 10**DIGITS
-    to_tip = np.abs(steps - np.floor(steps) - 0.5)
-    return bool((to_tip < slack * 10**DIGITS).any())
+    distance = np.abs(steps - np.floor(steps) - 0.5)
+    return bool((distance < tolerance * 10**DIGITS).any())
 
 
-def _entropy_slack(probabilities: NDArray[np.float64]) -> float:
-    """How far `SLACK` in every probability can move the uncertainty."""
+def _uncertainty_tolerance(probabilities: NDArray[np.float64]) -> float:
+    """Returns how far `TOLERANCE` in every probability can change the uncertainty."""
     own, up, down = (
         -p * np.log(np.maximum(p, 1e-300))
         for p in (
             probabilities,
-            np.minimum(probabilities + SLACK, 1.0),
-            np.maximum(probabilities - SLACK, 0.0),
+            np.minimum(probabilities + TOLERANCE, 1.0),
+            np.maximum(probabilities - TOLERANCE, 0.0),
         )
     )
     moved = np.maximum(np.abs(up - own), np.abs(down - own)).sum()

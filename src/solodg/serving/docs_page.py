@@ -1,4 +1,4 @@
-"""The OpenAPI description as a plain page that needs no network."""
+"""The OpenAPI description as a plain HTML page that needs no network."""
 
 from html import escape
 from typing import Any
@@ -11,12 +11,13 @@ _HEAD = """<!doctype html>
 <link rel="stylesheet" href="page.css">
 <main>
 <h1>{title}</h1>
-<p>{summary} For programs: <a href="openapi.json">openapi.json</a>. For people:
-<a href="./">the page</a>.</p>
+<p>{summary} Schema: <a href="openapi.json">openapi.json</a>. Web page:
+<a href="./">upload images</a>.</p>
 """
 
 
 def docs_page(schema: dict[str, Any]) -> str:
+    """Returns the page of an OpenAPI schema: each route with its body types and statuses."""
     info = schema["info"]
     parts = [_HEAD.format(title=escape(info["title"]), summary=escape(info.get("summary", "")))]
     for path, methods in schema["paths"].items():

@@ -1,7 +1,7 @@
-"""A refusal must reach who is still sending: what is left of the request is read and dropped.
+"""Reads the rest of a request's body before the response starts.
 
-A server that answers and closes while the client is sending cuts the connection, and the client
-sees that in place of the reason.
+A server that responds and closes while the client is still sending resets the connection, and the
+client sees the reset in place of the response.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _SECONDS = 5.0
 
 
-class Draining:
-    """Before the first byte of an answer, reads the rest of the request, up to a limit.
+class BodyDrainingMiddleware:
+    """Reads and drops up to `limit` bytes of unread body before a response starts.
 
-    Not for who was too slow already.
+    Not before a 408: its client was too slow already.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -25,22 +25,23 @@ class Draining:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        asks_first = any(name == b"expect" for name, _ in scope["headers"])  # sends nothing unasked
-        whole = asks_first
+        # A client that expects "100 Continue" sends no body before it is asked to.
+        complete = any(name == b"expect" for name, _ in scope["headers"])
 
         async def watched() -> Message:
-            nonlocal whole
+            nonlocal complete
             message = await receive()
-            whole = whole or not message.get("more_body", False)
+            complete = complete or not message.get("more_body", False)
             return message
 
         async def drain() -> None:
             dropped = 0
-            while not whole and dropped < self.limit:
+            while not complete and dropped < self.limit:
                 dropped += len((await watched()).get("body", b""))
 
         async def drained(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] != 408 and not whole:
+            starts = message["type"] == "http.response.start" and message["status"] != 408
+            if starts and not complete:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(drain(), _SECONDS)
             await send(message)

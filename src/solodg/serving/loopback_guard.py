@@ -1,7 +1,7 @@
-"""A server on loopback answers those who mean this machine.
+"""Rejects requests to a loopback server whose Host header names another machine.
 
-A page from elsewhere can point its own name at 127.0.0.1 and ask in the visitor's browser; such a
-request carries that name as its host, and is refused.
+A web page can point its own host name at 127.0.0.1 and send requests from its visitor's browser
+(DNS rebinding). Such a request carries the page's name as its host.
 """
 
 import ipaddress
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 def is_loopback(host: str) -> bool:
+    """Returns whether a host name or address stands for this machine alone."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -21,7 +22,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class OwnHost:
+class LoopbackGuard:
+    """Middleware that responds 403 to requests for any host but this machine."""
+
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
@@ -29,10 +32,9 @@ class OwnHost:
         if scope["type"] == "http":
             host = Headers(scope=scope).get("host", "localhost")
             if not is_loopback(_without_port(host)):
-                answer = JSONResponse(
-                    {"error": f"this server is for this machine alone, not for {host!r}."}, 403
-                )
-                await answer(scope, receive, send)
+                reason = f"this server only answers requests to this machine, not to {host!r}."
+                response = JSONResponse({"error": reason}, 403)
+                await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

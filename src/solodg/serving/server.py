@@ -1,4 +1,4 @@
-"""The process around the app: an address, a log, and an end that finishes what was taken."""
+"""Runs the app: listens, logs, and on a signal finishes open requests before it stops."""
 
 import logging
 import signal
@@ -14,7 +14,7 @@ from solodg.predict.base import ImagePredictor
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw
-from solodg.serving.settings import Settings
+from solodg.serving.settings import ServerSettings
 
 _LOG = {
     "version": 1,
@@ -27,22 +27,25 @@ _LOG = {
 def serve(
     predictor: ImagePredictor,
     name: str,
-    settings: Settings,
+    settings: ServerSettings,
     *,
     host: str,
     port: int,
     draw: Draw | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Until SIGTERM or SIGINT; then no more is taken in, and what was is answered."""
+    """Serves a model until SIGTERM or SIGINT; then finishes open requests and accepts no more.
+
+    `say` receives messages for the operator, the address among them.
+    """
     listening = _listen(host, port)
     if not is_loopback(host) and settings.token is None:
-        say(f"{host} is open to the network and asks for no token: see --token-file.")
+        say(f"{host} is open to the network and requires no token: see --token-file.")
     with listening:
         _warm_up(predictor, settings.max_batch)
         address = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
-            build_app(predictor, name, settings, draw, only_here=is_loopback(host)),
+            build_app(predictor, name, settings, draw, loopback_only=is_loopback(host)),
             log_config=_LOG,
             access_log=False,
             server_header=False,
@@ -51,14 +54,14 @@ def serve(
         # uvicorn raises the signal again once it has stopped: that is not an error here.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        told = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
-        _Server(config, lambda: say(told)).run(sockets=[listening])
+        message = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
+        _Server(config, lambda: say(message)).run(sockets=[listening])
     say("Stopped.")
     logging.shutdown()
 
 
 class _Server(uvicorn.Server):
-    """Says so once it answers, and once a signal would stop it."""
+    """Calls `ready` once the server responds, and a signal would stop it."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -70,15 +73,20 @@ class _Server(uvicorn.Server):
 
 
 def _warm_up(predictor: ImagePredictor, images: int) -> None:
-    """Every size of batch once, the largest first and last: no later one needs more memory, and the
-    first client no patience."""
+    """Computes a batch of every size, the largest first and last.
+
+    So no later batch needs more memory, and the first client does not wait for initialisation.
+    """
     channels, size = predictor.info.channels, predictor.info.image_size
     for count in (*range(images, 0, -1), images):
         predictor.compute(np.zeros((count, channels, size, size), np.uint8))
 
 
 def read_token(path: Path | None, environment: str | None) -> str | None:
-    """From a file, or from the environment; never from the command line, which all can see."""
+    """Reads the bearer token from a file, or takes the value of the environment variable.
+
+    It is no option of the command line, which other users of a machine can see.
+    """
     if path is None:
         return environment.strip() if environment else None
     try:

@@ -1,4 +1,4 @@
-"""What happens to a request: read, decoded, judged, reported, within its limits."""
+"""Serves a request within its limits: reads, decodes and predicts its images."""
 
 import asyncio
 import os
@@ -13,67 +13,80 @@ from starlette.requests import Request
 from solodg.pixels import BadImageError, Pixels, TooManyPixelsError, decode_pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.onnx import OnnxPredictor
-from solodg.serving.admission import House
+from solodg.serving.admission import AdmissionLimit
 from solodg.serving.batching import MicroBatcher
-from solodg.serving.metrics import Metrics
-from solodg.serving.refusal import Refusal
-from solodg.serving.schemas import Answer, Model, report
-from solodg.serving.settings import Settings
+from solodg.serving.metrics import ServerMetrics
+from solodg.serving.request_error import RequestError
+from solodg.serving.schemas import ModelResponse, PredictResponse, image_prediction
+from solodg.serving.settings import ServerSettings
 from solodg.serving.uploads import Upload, read_uploads
 
 Result = TypeVar("Result")
-Draw = Callable[[Pixels], bytes]  # the pixels of one image -> an SVG that explains it
+Draw = Callable[[Pixels], bytes]  # pixels of one image -> SVG of its explanation
 
 
 class Service:
-    """From a request to its answer, for as many as there is room and time for."""
+    """Turns requests into responses, within the limits on images, bytes and time."""
 
     def __init__(
-        self, predictor: ImagePredictor, name: str, settings: Settings, draw: Draw | None = None
+        self,
+        predictor: ImagePredictor,
+        name: str,
+        settings: ServerSettings,
+        draw: Draw | None = None,
     ) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
         self.draw = draw
-        self.metrics, self.house = Metrics(), House(settings.queue)
-        self.metrics.inside.set_function(lambda: self.house.taken)
-        self.batcher = MicroBatcher(predictor, settings.max_batch, self.metrics.computed)
+        self.metrics, self.admission = ServerMetrics(), AdmissionLimit(settings.queue)
+        self.metrics.admitted.set_function(lambda: self.admission.used)
+        self.batcher = MicroBatcher(predictor, settings.max_batch, self.metrics.count_batch)
         self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
-        self.drawer = ThreadPoolExecutor(1, thread_name_prefix="draw")  # figures wait, not answers
+        self.drawer = ThreadPoolExecutor(
+            1, thread_name_prefix="draw"
+        )  # figures delay no predictions
 
-    async def predict(self, request: Request) -> Answer:
-        return await self._within_limits(request, self._answer)
+    async def predict(self, request: Request) -> PredictResponse:
+        """Predicts the images of a request."""
+        return await self._within_limits(request, self._predictions)
 
     async def explain(self, request: Request) -> bytes:
+        """Draws the explanation of the one image of a request, as SVG."""
         return await self._within_limits(request, self._figure)
 
     async def _within_limits(
         self, request: Request, work: Callable[[list[Upload]], Awaitable[Result]]
     ) -> Result:
-        with self.house.visit() as visit:
+        with self.admission.admit() as slots:
             deadline = asyncio.get_running_loop().time() + self.settings.seconds
-            late = f"within {self.settings.seconds:g} seconds"
+            limit = f"within {self.settings.seconds:g} seconds"
             try:
                 async with asyncio.timeout_at(deadline):
                     uploads = await read_uploads(request, self.settings)
             except TimeoutError:
-                raise Refusal(408, f"the request did not arrive {late}.") from None
-            visit.take(len(uploads) - 1)
+                raise RequestError(408, f"the request did not arrive {limit}.") from None
+            slots.take(len(uploads) - 1)
             try:
                 async with asyncio.timeout_at(deadline):
                     return await work(uploads)
             except TimeoutError:
-                raise Refusal(503, f"no answer {late}.", {"Retry-After": "1"}) from None
+                raise RequestError(503, f"no response {limit}.", {"Retry-After": "1"}) from None
 
-    async def _answer(self, uploads: list[Upload]) -> Answer:
+    async def _predictions(self, uploads: list[Upload]) -> PredictResponse:
         pixels = await asyncio.gather(*(self._pixels(upload) for upload in uploads))
-        predictions = await asyncio.gather(*(self.batcher.answer(image) for image in pixels))
-        named = zip(uploads, predictions, strict=True)
-        return Answer(predictions=[report(upload.name, answer) for upload, answer in named])
+        found = await asyncio.gather(*(self.batcher.predict(image) for image in pixels))
+        named = zip(uploads, found, strict=True)
+        return PredictResponse(
+            predictions=[image_prediction(upload.name, prediction) for upload, prediction in named]
+        )
 
     async def _figure(self, uploads: list[Upload]) -> bytes:
         if self.draw is None:
-            raise Refusal(404, "no figures here: serve the folder of a run, with its data at hand.")
+            raise RequestError(
+                404,
+                "this server draws no figures: serve the folder of a run whose data is at hand.",
+            )
         if len(uploads) != 1:
-            raise Refusal(400, f"{len(uploads)} images: a figure explains one.")
+            raise RequestError(400, f"{len(uploads)} images: a figure explains one image.")
         pixels = await self._pixels(uploads[0])
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.drawer, self.draw, pixels)
@@ -90,13 +103,14 @@ class Service:
         try:
             return await asyncio.get_running_loop().run_in_executor(self.decoders, decode)
         except TooManyPixelsError as error:
-            raise Refusal(413, str(error)) from error
+            raise RequestError(413, str(error)) from error
         except BadImageError as error:
-            raise Refusal(422, str(error)) from error
+            raise RequestError(422, str(error)) from error
 
-    def model(self) -> Model:
+    def model(self) -> ModelResponse:
+        """Describes the served model and the limits of the server."""
         settings = self.settings
-        return Model(
+        return ModelResponse(
             name=self.name,
             runtime="ONNX Runtime" if isinstance(self.predictor, OnnxPredictor) else "PyTorch",
             solodg=version("solodg"),
@@ -112,6 +126,7 @@ class Service:
         )
 
     def close(self) -> None:
+        """Finishes queued images and ends all threads."""
         self.batcher.close()
         self.decoders.shutdown()
         self.drawer.shutdown(cancel_futures=True)

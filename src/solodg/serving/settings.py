@@ -1,4 +1,4 @@
-"""What the server allows."""
+"""The limits of the server."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,16 @@ from solodg.pixels import Trust
 
 
 @dataclass(frozen=True)
-class Settings:
-    max_batch: int = 16  # images computed at once, of however many requests; 1: one by one
+class ServerSettings:
+    """Limits on requests and images, the size of micro-batches, and the bearer token."""
+
+    max_batch: int = 16  # images of one micro-batch, from any number of requests; 1: no batching
     max_images: int = 32  # of one request
     max_bytes: int = 20 * 1024**2  # of one request
-    max_pixels: int = 50_000_000  # of one image, before it is decoded
-    queue: int = 128  # images taken in and not yet answered; more are told to come again
-    seconds: float = 30.0  # for a request, from its first byte to its answer
-    token: str | None = field(default=None, repr=False)  # asked of every request, if there is one
+    max_pixels: int = 50_000_000  # of one image, checked before it is decoded
+    queue: int = 128  # images admitted and not yet answered; beyond, a request gets a 429
+    seconds: float = 30.0  # for a request, from its first byte to its response
+    token: str | None = field(default=None, repr=False)  # required of every request, if set
 
     def __post_init__(self) -> None:
         numbers = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels, self.queue)
@@ -30,4 +32,5 @@ class Settings:
 
     @property
     def trust(self) -> Trust:
+        """The limits that the decoder of images applies."""
         return Trust(self.max_pixels)

@@ -1,4 +1,4 @@
-"""Images out of a request: a raw body is one, a multipart form holds one or several."""
+"""Reads images from a request: a raw body is one image, a multipart form holds several."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from solodg.serving.refusal import Refusal
-from solodg.serving.settings import Settings
+from solodg.serving.request_error import RequestError
+from solodg.serving.settings import ServerSettings
 
 FORM, RAW = "multipart/form-data", "application/octet-stream"
 
 
 class Upload(NamedTuple):
+    """An image file of a request, not yet decoded."""
+
     name: str | None
     content: bytes
 
 
-async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
+async def read_uploads(request: Request, settings: ServerSettings) -> list[Upload]:
+    """Reads the images of a request, within the limits on its bytes and images."""
     kind = request.headers.get("content-type", RAW).partition(";")[0].strip().lower()
     if kind != FORM and kind != RAW and not kind.startswith("image/"):
-        raise Refusal(
+        raise RequestError(
             415, f"content type {kind!r}: send {FORM}, or one image as image/... or {RAW}."
         )
     _check_length(request, settings.max_bytes)
@@ -31,7 +34,7 @@ async def read_uploads(request: Request, settings: Settings) -> list[Upload]:
     else:
         uploads = [Upload(None, await limited.body())]
     if not uploads:
-        raise Refusal(400, "the form holds no file.")
+        raise RequestError(400, "the form holds no file.")
     return uploads
 
 
@@ -42,19 +45,19 @@ async def _from_form(request: Request, max_images: int) -> list[Upload]:
             return [Upload(file.filename or None, await file.read()) for file in given]
     except HTTPException as error:
         if "files" in str(error.detail):
-            raise Refusal(413, f"a request may hold at most {max_images} images.") from error
-        raise Refusal(400, f"the form cannot be read: {error.detail}") from error
+            raise RequestError(413, f"a request may hold at most {max_images} images.") from error
+        raise RequestError(400, f"the form cannot be read: {error.detail}") from error
 
 
 def _check_length(request: Request, limit: int) -> None:
-    """As announced: what is too long need not be read at all."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
+    """Rejects a body by its Content-Length, before any of it is read."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
         raise _too_long(limit)
 
 
 def _limited(request: Request, limit: int) -> Request:
-    """As received: a body may come without announcement."""
+    """Returns the request with a body that stops at `limit` bytes, whatever its header says."""
     received = 0
 
     async def receive() -> Message:
@@ -68,5 +71,5 @@ def _limited(request: Request, limit: int) -> Request:
     return Request(request.scope, receive)
 
 
-def _too_long(limit: int) -> Refusal:
-    return Refusal(413, f"a request may hold at most {limit:,} bytes.")
+def _too_long(limit: int) -> RequestError:
+    return RequestError(413, f"a request may hold at most {limit:,} bytes.")

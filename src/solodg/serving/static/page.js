@@ -1,13 +1,13 @@
 "use strict";
-// One request per image: a broken file spoils no other, and a crowd is taken in turns.
+// One request per image, one after another: a broken file rejects no other image.
 
 const SHOWN_CLASSES = 12;
 const element = (id) => document.getElementById(id);
 let token = "";
 let explains = false;
-let turn = Promise.resolve();
+let queue = Promise.resolve();
 
-async function ask(path, options = {}) {
+async function send(path, options = {}) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const response = await fetch(path, { ...options, headers: { ...headers, ...options.headers } });
   if (response.status === 401) {
@@ -21,7 +21,7 @@ async function reason(response) {
   try {
     return (await response.json()).error;
   } catch {
-    return `the server answered ${response.status}`;
+    return `the server responded ${response.status}`;
   }
 }
 
@@ -29,7 +29,7 @@ async function predict(file) {
   const form = new FormData();
   form.append("images", file);
   for (;;) {
-    const response = await ask("predict", { method: "POST", body: form });
+    const response = await send("predict", { method: "POST", body: form });
     if (response.ok) return (await response.json()).predictions[0];
     if (response.status !== 429) throw new Error(await reason(response));
     const seconds = Number(response.headers.get("Retry-After")) || 1;
@@ -51,23 +51,23 @@ function bar(probability, kind) {
   return cell;
 }
 
-function show(article, answer) {
-  article.querySelector(".class").textContent = answer.class;
+function show(article, prediction) {
+  article.querySelector(".class").textContent = prediction.class;
   article.querySelector(".certainty").textContent =
-    `probability ${answer.probability.toFixed(3)}, uncertainty ${answer.uncertainty.toFixed(3)}`;
+    `probability ${prediction.probability.toFixed(3)}, uncertainty ${prediction.uncertainty.toFixed(3)}`;
   const table = article.querySelector(".bars");
   table.hidden = false;
-  table.classList.toggle("no-before", answer.before === null);
-  const before = answer.before ?? {};
-  const order = Object.keys(answer.probabilities).sort(
-    (a, b) => answer.probabilities[b] - answer.probabilities[a]);
+  table.classList.toggle("no-before", prediction.before === null);
+  const before = prediction.before ?? {};
+  const order = Object.keys(prediction.probabilities).sort(
+    (a, b) => prediction.probabilities[b] - prediction.probabilities[a]);
   for (const name of order.slice(0, SHOWN_CLASSES)) {
     const row = document.createElement("tr");
-    row.classList.toggle("chosen", name === answer.class);
+    row.classList.toggle("chosen", name === prediction.class);
     const head = document.createElement("th");
     head.scope = "row";
     head.textContent = name;
-    row.append(head, bar(before[name] ?? 0, "earlier"), bar(answer.probabilities[name], ""));
+    row.append(head, bar(before[name] ?? 0, "earlier"), bar(prediction.probabilities[name], ""));
     table.tBodies[0].append(row);
   }
 }
@@ -87,16 +87,16 @@ function begin(file) {
 async function explain(file, article) {
   const form = new FormData();
   form.append("images", file);
-  const response = await ask("explain", { method: "POST", body: form });
-  if (!response.ok) return; // the answer stands without its figure
+  const response = await send("explain", { method: "POST", body: form });
+  if (!response.ok) return; // the prediction stays, without its figure
   const figure = document.createElement("img");
-  figure.alt = `What adapting to ${file.name} did: prototypes before and after, and probabilities`;
+  figure.alt = `The adaptation to ${file.name}: prototypes before and after, and probabilities`;
   figure.src = URL.createObjectURL(await response.blob());
   figure.onload = () => URL.revokeObjectURL(figure.src);
   article.querySelector(".figure").append(figure);
 }
 
-async function answer(file, article) {
+async function process(file, article) {
   try {
     show(article, await predict(file));
     if (explains) await explain(file, article);
@@ -107,35 +107,35 @@ async function answer(file, article) {
   }
 }
 
-function take(files) {
-  const asked = [...files].map((file) => [file, begin(file)]);
-  if (!asked.length) return;
-  turn = turn.then(async () => {
-    element("status").textContent = "Looking...";
-    for (const [file, article] of asked) await answer(file, article);
-    element("status").textContent = `${asked.length} ${asked.length === 1 ? "image" : "images"} done`;
+function add(files) {
+  const added = [...files].map((file) => [file, begin(file)]);
+  if (!added.length) return;
+  queue = queue.then(async () => {
+    element("status").textContent = "Predicting...";
+    for (const [file, article] of added) await process(file, article);
+    element("status").textContent = `${added.length} ${added.length === 1 ? "image" : "images"} done`;
   });
 }
 
-async function introduce() {
-  const response = await ask("model");
+async function describeModel() {
+  const response = await send("model");
   if (!response.ok) return;
   const { name, model, ...rest } = await response.json();
   explains = rest.explains;
   element("model").textContent = `${name}: ${model.algorithm} on ${model.backbone}, ` +
     `trained on ${model.source_domains.join(", ")}; ${model.classes.length} classes. ` +
-    "Each image is judged alone.";
+    "Each image is classified on its own.";
 }
 
 element("files").addEventListener("change", (event) => {
-  take(event.target.files);
+  add(event.target.files);
   event.target.value = ""; // the same file may be chosen again
 });
 element("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token = element("token").value;
   element("token-form").hidden = true;
-  introduce();
+  describeModel();
 });
 const drop = element("drop");
 for (const kind of ["dragenter", "dragover"]) {
@@ -150,5 +150,5 @@ for (const kind of ["dragleave", "drop"]) {
     drop.classList.remove("over");
   });
 }
-document.addEventListener("drop", (event) => take(event.dataTransfer.files));
-introduce();
+document.addEventListener("drop", (event) => add(event.dataTransfer.files));
+describeModel();

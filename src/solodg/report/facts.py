@@ -1,0 +1,57 @@
+"""The facts at the head of a report: what was trained, on what, and with which settings."""
+
+from pathlib import Path
+
+from solodg.models.image_norm import readings_of
+from solodg.report.predictions import ScoredRun
+from solodg.runs.checkpoint import selection
+from solodg.runs.config import RunConfig
+from solodg.runs.folder import FINISHED, VERSIONS
+from solodg.runs.model_info import ModelInfo
+from solodg.storage import read_json
+
+
+def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
+    """Returns what was trained and how, as texts by title."""
+    config, chosen = run.config, selection(folder)
+    options = ", ".join(f"{name}={value}" for name, value in config.arguments.items())
+    facts = {
+        "algorithm": f"{config.algorithm} ({config.variant})" + (f", {options}" if options else ""),
+        "backbone": config.backbone + (", frozen" if config.freeze_backbone else ""),
+        "dataset": f"{run.dataset}, {info.image_size} pixels, {len(info.classes)} classes",
+        "unseen domains": ", ".join(config.targets),
+        "source domains": ", ".join(info.source_domains),
+        "training": f"{config.steps} steps, seed {config.seed}",
+        "settings": _settings(config),
+        "selected": f"step {chosen['step']}, "
+        + ("by leaving one source domain out" if config.select else "by source validation")
+        + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
+        "protocol": run.protocol,
+    }
+    if (folder / FINISHED).is_file():
+        facts["training"] += f", {read_json(folder / FINISHED)['seconds']:.0f} s"
+    if (folder / VERSIONS).is_file():
+        versions = read_json(folder / VERSIONS)
+        names = ("solodg", "torch", "timm")
+        facts["versions"] = ", ".join(f"{n} {versions[n]}" for n in names if n in versions)
+    return facts
+
+
+def _settings(config: RunConfig) -> str:
+    """Lists the settings of training that a result may depend on."""
+    start = config.weights or ("published" if config.pretrained else "random")
+    words = [f"{Path(start).name} weights"]
+    if config.image_norm:
+        numbers = readings_of(config.image_norm)
+        words.append(f"image norm {', '.join(f'{number:g}' for number in numbers)}")
+    words.append(f"learning rate {config.learning_rate:g}")
+    if not config.freeze_backbone:
+        words.append(f"of the backbone {config.backbone_learning_rate:g}")
+    words.append(f"{config.decay or 'constant'} decay")
+    words.append(f"label smoothing {config.label_smoothing or 0:g}")
+    if config.weight_average:
+        words.append(f"weight average {config.weight_average:g}")
+    words.append(f"weight decay {config.weight_decay:g}")
+    words.append(f"{config.batch_size} queries, {config.context_images} context images")
+    words.append("augmented" if config.augment and not config.freeze_backbone else "not augmented")
+    return ", ".join(words)

@@ -1,0 +1,148 @@
+"""Class probabilities outside the model, without torch: of one image and of many.
+
+What travels from the model to the reader:
+
+    Outputs       tensors (B, C) inside a model: logits, probabilities, probabilities before
+                  adaptation (`algorithms.base`)
+    Predictions   arrays (N, C) of many images: what metrics, reports and figures compute with
+    Prediction    one image, by class name: what `predict`, the server and a card of a report show
+
+`Predictions.from_tensors` leads from the first to the second, `Predictions.named` from the second
+to the third, and `Prediction.to_json` from there to the lines of `solodg predict --json` and the
+server's answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted class of one image, with the probabilities of all classes."""
+
+    label: str
+    probability: float
+    uncertainty: float  # 0: certain; 1: a guess
+    probabilities: dict[str, float]  # by class
+    before: dict[str, float] | None = None  # by class, before adaptation; None: nothing adapts
+
+    def rounded(self, digits: int) -> "Prediction":
+        """Returns this prediction with every number rounded, and kept within [0, 1].
+
+        Sums of float32 may end slightly beyond that range.
+        """
+
+        def short(value: float) -> float:
+            return min(max(round(value, digits), 0.0), 1.0)
+
+        before = self.before and {name: short(value) for name, value in self.before.items()}
+        after = {name: short(value) for name, value in self.probabilities.items()}
+        return Prediction(
+            self.label, short(self.probability), short(self.uncertainty), after, before
+        )
+
+    def to_json(self, image: str | None) -> dict[str, Any]:
+        """Returns the JSON object of this prediction; `image` is the name of the image."""
+        return {
+            "image": image,
+            "class": self.label,
+            "probability": self.probability,
+            "uncertainty": self.uncertainty,
+            "probabilities": self.probabilities,
+            "before": self.before,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The class probabilities of N images."""
+
+    probabilities: Floats  # (N, C)
+    before: Floats | None = None  # (N, C) before adaptation; None: nothing adapts
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    @classmethod
+    def from_tensors(
+        cls, probabilities: "Tensor", before: Union["Tensor", None] = None
+    ) -> "Predictions":
+        """Copies a model's (B, C) tensors to float64 arrays, from whatever device they are on."""
+        return cls(
+            probabilities.double().cpu().numpy(),
+            None if before is None else before.double().cpu().numpy(),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Joins the predictions of consecutive batches of one model."""
+        before = [part.before for part in parts if part.before is not None]
+        return cls(
+            np.concatenate([part.probabilities for part in parts]),  # (sum of N, C)
+            np.concatenate(before) if before else None,
+        )
+
+    @property
+    def chosen(self) -> NDArray[np.int64]:
+        """The number of the most probable class of each image, (N,)."""
+        best: NDArray[np.int64] = self.probabilities.argmax(1)
+        return best
+
+    @property
+    def chosen_before(self) -> NDArray[np.int64] | None:
+        """The number of the most probable class before adaptation, (N,); None: nothing adapts."""
+        return None if self.before is None else self.before.argmax(1)
+
+    @property
+    def uncertainty(self) -> Floats:
+        """The uncertainty of each image, (N,)."""
+        return uncertainty(self.probabilities)
+
+    def of_image(self, index: int) -> "Predictions":
+        """Returns the predictions of one image alone, (1, C)."""
+        before = None if self.before is None else self.before[index : index + 1]
+        return Predictions(self.probabilities[index : index + 1], before)
+
+    def named(self, classes: Sequence[str]) -> list[Prediction]:
+        """Returns one `Prediction` per image, with the names of the classes."""
+        earlier = [None] * len(self) if self.before is None else list(self.before)
+        return [
+            _named(row, before, classes)
+            for row, before in zip(self.probabilities, earlier, strict=True)
+        ]
+
+
+def _named(row: Floats, before: Floats | None, classes: Sequence[str]) -> Prediction:
+    best = int(row.argmax())
+    return Prediction(
+        classes[best],
+        float(row[best]),
+        float(uncertainty(row)),
+        dict(zip(classes, row.tolist(), strict=True)),
+        None if before is None else dict(zip(classes, before.tolist(), strict=True)),
+    )
+
+
+def uncertainty(probabilities: Floats) -> Floats:
+    """Returns the entropy of (..., C) probabilities over its largest possible value.
+
+    0 is certain, 1 is a guess.
+    """
+    p = np.clip(probabilities, 1e-12, 1.0)
+    result: Floats = -(p * np.log(p)).sum(-1) / np.log(p.shape[-1])
+    return result
+
+
+def top_class(probabilities: dict[str, float]) -> str:
+    """Returns the most probable class with its probability as text: `dog (0.87)`."""
+    label = max(probabilities, key=probabilities.__getitem__)
+    return f"{label} ({probabilities[label]:.2f})"
