@@ -1,5 +1,7 @@
 """Small real things that many tests share."""
 
+import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from solodg import cli
 from solodg.data import DATASETS, DomainDataset, Loading
 from solodg.predict.export import export_onnx
 from solodg.predict.torch import Predictor
@@ -52,6 +55,24 @@ def digits() -> np.ndarray:
     dataset = DATASETS["rotated-mnist"].load(Loading(Path("nowhere"), image_size=32, channels=1))
     parts = dataset.targets(["0", "90"])
     return np.concatenate([part.images.take(range(250)).numpy() for part in parts.values()])
+
+
+@pytest.fixture
+def solodg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs commands in this process; each returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["solodg", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 def write_images(root: Path, cells: dict[tuple[str, str], int], size: int = 24) -> Path:

@@ -62,10 +62,10 @@ def table(output: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The plan, run once without a stop."""
+    """The plan, run once without a stop, by one thread as a Ray worker runs it."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "toy.yaml").write_text(PLAN)
-    done = solodg_bench(folder / "toy.yaml", "--output", folder / "out")
+    done = solodg_bench(folder / "toy.yaml", "--output", folder / "out", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     return folder / "out"
 
@@ -84,11 +84,11 @@ def test_a_plan_becomes_records_tables_and_a_picture(whole: Path) -> None:
     assert str(whole) not in (whole / RECORDS).read_text()
 
 
-def test_nothing_is_run_twice(whole: Path, plan_file: Path) -> None:
+def test_nothing_is_run_twice(whole: Path, plan_file: Path, solodg) -> None:
     before = (whole / RECORDS).read_bytes()
-    done = solodg_bench(plan_file, "--output", whole)
-    assert done.returncode == 0
-    assert "0 cells run" in done.stderr
+    code, _, err = solodg("bench", plan_file, "--output", whole)
+    assert code == 0
+    assert "0 cells run" in err
     assert (whole / RECORDS).read_bytes() == before
 
 
@@ -189,26 +189,26 @@ def test_a_lock_is_for_one_and_dies_with_its_holder(tmp_path: Path) -> None:
         assert mine
 
 
-def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path: Path) -> None:
-    fresh = solodg_bench(plan_file, "--output", tmp_path / "none", "--dry-run")
-    assert fresh.returncode == 0, fresh.stderr
-    assert "4 of 4 cells to do" in fresh.stdout
+def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path, solodg) -> None:
+    code, out, err = solodg("bench", plan_file, "--output", tmp_path / "none", "--dry-run")
+    assert code == 0, err
+    assert "4 of 4 cells to do" in out
     assert not (tmp_path / "none").exists()
-    after = solodg_bench(plan_file, "--output", whole, "--dry-run")
-    assert "0 of 4 cells to do" in after.stdout
+    _, out, _ = solodg("bench", plan_file, "--output", whole, "--dry-run")
+    assert "0 of 4 cells to do" in out
 
 
-def test_a_record_is_verified(whole: Path, tmp_path: Path) -> None:
-    same = solodg_bench("--verify", f"{whole / RECORDS}:3")
-    assert same.returncode == 0, same.stderr
-    assert "The same numbers" in same.stdout
+def test_a_record_is_verified(whole: Path, tmp_path: Path, solodg) -> None:
+    code, out, err = solodg("bench", "--verify", f"{whole / RECORDS}:3")
+    assert code == 0, err
+    assert "The same numbers" in out
     forged = tmp_path / "forged.jsonl"
     line = json.loads((whole / RECORDS).read_text().splitlines()[0])
     line["metrics"]["accuracy"] += 0.01
     forged.write_text(json.dumps(line))
-    other = solodg_bench("--verify", forged)
-    assert other.returncode == 1
-    assert "differ" in other.stderr
+    code, _, err = solodg("bench", "--verify", forged)
+    assert code == 1
+    assert "differ" in err
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_a_record_is_verified(whole: Path, tmp_path: Path) -> None:
         (["nowhere.yaml", "--on", "mars"], "mars"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], reason: str) -> None:
-    done = solodg_bench(*arguments)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_are_one_line(arguments: list[str], reason: str, solodg) -> None:
+    code, _, err = solodg("bench", *arguments)
+    assert code == 2
+    assert reason in err
+    assert "Traceback" not in err
 
 
 def test_pending_asks_for_each_run_once(tmp_path: Path, plan_file: Path) -> None:
@@ -272,29 +272,18 @@ def test_the_estimate_knows_single_sources_and_missing_data(tmp_path: Path) -> N
     assert estimate_training_seconds(nowhere, Machine(), Results([]), NoProgress()) == {}
 
 
-def test_ray_records_a_failure_with_its_reason(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    path = tmp_path / "toy.yaml"
-    path.write_text(
-        PLAN.replace("{name: solo}", "{name: broken, run: {arguments: {test_samples: 3}}}")
-    )
-    done = solodg_bench(path, "--output", tmp_path / "out", "--on", "ray", "--ray-workers", 2)
-    assert done.returncode == 1
-    failed = read_results(tmp_path / "out" / RECORDS).failed
-    assert len(failed) == 2
-    assert all("test_samples" in reason for reason in failed.values())
-
-
-def test_ray_gives_the_serial_records(plan_file: Path, tmp_path: Path) -> None:
+def test_ray_gives_the_serial_records_and_the_reasons_of_failures(
+    whole: Path, tmp_path: Path
+) -> None:
     """Two workers of one thread each, against one process of one thread."""
     pytest.importorskip("ray")
-    serial = solodg_bench(plan_file, "--output", tmp_path / "serial", OMP_NUM_THREADS="1")
-    assert serial.returncode == 0, serial.stderr
-    on_ray = solodg_bench(
-        plan_file, "--output", tmp_path / "ray", "--on", "ray", "--ray-workers", 2
-    )
-    assert on_ray.returncode == 0, on_ray.stderr
-    assert "4 cells run" in on_ray.stderr
-    assert numbers(tmp_path / "ray") == numbers(tmp_path / "serial")
-    again = solodg_bench(plan_file, "--output", tmp_path / "ray", "--on", "ray", "--ray-workers", 2)
-    assert "0 cells run" in again.stderr
+    path, output = tmp_path / "toy.yaml", tmp_path / "ray"
+    broken = "  - {name: broken, run: {arguments: {test_samples: 3}}}\n"
+    path.write_text(PLAN.replace("notes:", broken + "notes:"))
+    done = solodg_bench(path, "--output", output, "--on", "ray", "--ray-workers", 2)
+    assert done.returncode == 1, done.stderr
+    assert "4 cells run, 2 failed" in done.stderr
+    assert numbers(output) == numbers(whole)
+    failed = read_results(output / RECORDS).failed
+    assert len(failed) == 2
+    assert all("test_samples" in reason for reason in failed.values())

@@ -1,6 +1,5 @@
 """The command line as a user meets it: answers, and one clear line for every mistake."""
 
-import io
 import json
 import os
 import shutil
@@ -11,31 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import write_images
-from solodg import cli
 from solodg.data import DATASETS
-
-
-@pytest.fixture
-def solodg(monkeypatch, capsys):
-    return command(monkeypatch, capsys)
-
-
-def command(monkeypatch, capsys):
-    """Runs commands in this process; each returns (exit code, stdout, stderr)."""
-
-    def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["solodg", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
 
 FAST = ["--backbone", "small_cnn", "--image-size", "32", "--steps", "4", "--context-images", "2",
         "--accelerator", "cpu"]  # fmt: skip

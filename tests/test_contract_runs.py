@@ -89,7 +89,12 @@ import solodg.runs.train as run
 from solodg.algorithms import ALGORITHMS
 from solodg.runs.config import Machine, RunConfig
 
-real_fit = run.fit
+written, real_open, real_fit = [], Path.open, run.fit
+
+def watched_open(path, mode="r", *rest, **options):
+    if any(letter in mode for letter in "wa+x"):
+        written.append(path.name)
+    return real_open(path, mode, *rest, **options)
 
 def fit(fabric, state, *rest):
     algorithm = state.algorithm
@@ -98,11 +103,13 @@ def fit(fabric, state, *rest):
     content = b"".join(p.detach().numpy().tobytes() for p in algorithm.parameters())
     moved = any(not p.equal(before[n]) for n, p in algorithm.named_parameters())
     report = {"name": name, "rank": fabric.global_rank, "world": fabric.world_size,
-              "moved": moved, "weights": hashlib.sha256(content).hexdigest()}
+              "moved": moved, "weights": hashlib.sha256(content).hexdigest(),
+              "written": len(written)}
     own = Path(sys.argv[1]) / f"{name}-{fabric.global_rank}.json"  # a shared pipe tears lines
-    own.write_text(json.dumps(report))
+    with real_open(own, "w") as file:
+        file.write(json.dumps(report))
 
-run.fit = fit
+run.fit, Path.open = fit, watched_open
 for name in ALGORITHMS:
     config = RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", algorithm=name,
                        steps=2, batch_size=8, context_images=2, devices="2")
@@ -110,7 +117,7 @@ for name in ALGORITHMS:
 """
 
 
-def test_two_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+def test_two_processes_end_with_the_same_weights_and_only_the_first_writes(tmp_path: Path) -> None:
     """Real processes, every algorithm in turn."""
     script = tmp_path / "all.py"
     script.write_text(SCRIPT)
@@ -127,3 +134,8 @@ def test_two_processes_end_with_the_same_weights(tmp_path: Path) -> None:
         assert sorted(report["rank"] for report in own) == [0, 1], name
         assert all(report["world"] == 2 and report["moved"] for report in own), name
         assert len({report["weights"] for report in own}) == 1, name
+        steps = [line["step"] for line in read_lines(tmp_path / "runs" / name / "metrics.jsonl")]
+        assert steps == sorted(steps)
+        assert steps.count(2) == 2  # one line of losses, one of validation
+    writers = {report["rank"] for report in reports if report["written"]}
+    assert writers == {0}

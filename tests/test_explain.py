@@ -267,10 +267,8 @@ def test_important_classes_are_those_that_were_said_or_are_true() -> None:
 
 
 def test_explain_writes_both_kinds_for_every_image_and_names_the_bad(
-    runs, toy, tmp_path, monkeypatch, capsys
+    runs, toy, tmp_path, solodg
 ) -> None:
-    from test_cli import command
-
     folder = runs["solo", "default"]
     for name in ("a/x.png", "b/x.png"):
         (tmp_path / name).parent.mkdir()
@@ -278,8 +276,7 @@ def test_explain_writes_both_kinds_for_every_image_and_names_the_bad(
         Image.fromarray(pixels).save(tmp_path / name)
     (tmp_path / "bad.png").write_bytes(b"no image")
     paths = [tmp_path / "a" / "x.png", tmp_path / "bad.png", tmp_path / "b" / "x.png"]
-    code, out, err = command(monkeypatch, capsys)("explain", folder, *paths, "--output",
-                                                  tmp_path / "out")  # fmt: skip
+    code, out, err = solodg("explain", folder, *paths, "--output", tmp_path / "out")
     assert code == 2
     assert "bad.png" in err
     assert "after:" in out

@@ -291,14 +291,12 @@ def test_curves_come_from_the_metrics_of_training(run: Path) -> None:
 
 
 @in_browser
-def test_a_plan_ends_with_its_page(tmp_path: Path, monkeypatch, capsys, chromium) -> None:
-    from test_cli import command
-
+def test_a_plan_ends_with_its_page(tmp_path: Path, solodg, chromium) -> None:
     plan = {"title": "Two <methods>", "dataset": "toy", "targets": ["sky"], "seeds": [0],
             "run": {"backbone": "small_cnn", "steps": 2, "batch_size": 4},
             "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}]}  # fmt: skip
     (tmp_path / "two.yaml").write_text(json.dumps(plan))
-    code, out, err = command(monkeypatch, capsys)(
+    code, out, err = solodg(
         "bench", tmp_path / "two.yaml", "--output", tmp_path / "out", "--accelerator", "cpu"
     )
     assert code == 0, err

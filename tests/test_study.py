@@ -132,8 +132,8 @@ def test_the_donor_of_the_same_domain_is_never_the_image_itself(count: int, seed
 
 
 def test_a_laboratory_run_is_studied_on_what_it_is_scored_on(tmp_path: Path) -> None:
-    small = {"backbone": "small_cnn", "steps": 1, "batch_size": 8, "context_images": 1}
-    images = {"dataset": "rotated-mnist", "targets": ("15",), "train_images": 200}
+    small = {"backbone": "small_cnn", "algorithm": "solo", "steps": 1, "context_images": 1}
+    images = {"dataset": "rotated-mnist", "targets": ("15",), "train_images": 50, "image_size": 16}
     studied = {}
     for part in ("validation", None):
         config = RunConfig(**small, **images, score_on=part)
