@@ -1,6 +1,7 @@
 """Small real things that many tests share."""
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from solodg.predict.export import export_onnx
 from solodg.predict.torch import Predictor
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.train import train_run
+from solodg.storage import lock
 from solodg.torchvision_shim import make_torchvision_importable
 
 make_torchvision_importable()  # tests import timm and torchvision themselves
@@ -33,19 +35,31 @@ def toy() -> DomainDataset:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of real digits that knows something, trained once for all who need one."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all processes of this call of pytest."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def digits_run(shared_folder: Path) -> Path:
+    """A model of real digits that has learned something, trained once for all processes."""
     config = RunConfig(
-        dataset="rotated-mnist", backbone="small_cnn", steps=60, train_images=200, seed=0
-    )
+        dataset="rotated-mnist", backbone="small_cnn", steps=60, train_images=200, batch_size=16,
+        context_images=2, centre_images=20, validate_every=60, seed=0,
+    )  # fmt: skip
     machine = Machine(accelerator="cpu", data_dir=Path("nowhere"))
-    return train_run(config, machine, tmp_path_factory.mktemp("digits") / "run")
+    with lock(shared_folder / "digits.lock"):
+        return train_run(config, machine, shared_folder / "digits", resume=True)
 
 
 @pytest.fixture(scope="session")
 def digits_onnx(digits_run: Path) -> Path:
-    path = digits_run.parent / "digits.onnx"
-    export_onnx(Predictor.load(digits_run), path)
+    """The same model as an exported file."""
+    path = digits_run.with_suffix(".onnx")
+    with lock(digits_run.with_suffix(".lock")):
+        if not path.is_file():
+            export_onnx(Predictor.load(digits_run), path)
     return path
 
 

@@ -31,7 +31,7 @@ def shifted(count: int = 60, seed: int = 0):
 
 
 def test_scikit_learn_accepts_it() -> None:
-    check_estimator(SoloClassifier(steps=30))
+    check_estimator(SoloClassifier(steps=25, learning_rate=0.03))
 
 
 def test_it_learns_and_names_what_it_learned() -> None:
