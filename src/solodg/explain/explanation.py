@@ -66,7 +66,7 @@ class Explanation:
     after: ClassifierOutput
     nearest: tuple[Neighbour, ...]
     truth: int | None = None  # number of the true class, where it is known
-    aligned: NDArray[np.uint8] | None = None  # the image in its canonical pose, where one is found
+    aligned: NDArray[np.uint8] | None = None  # the image with its pose corrected, if the model does
 
     @cached_property
     def prediction(self) -> Prediction:

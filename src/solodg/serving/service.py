@@ -97,7 +97,7 @@ class Service:
             upload.content,
             channels=self.predictor.info.channels,
             size=self.predictor.info.image_size,
-            trust=self.settings.trust,
+            limits=self.settings.decode_limits,
             name=upload.name or "in the request",
         )
         try:

@@ -1,9 +1,9 @@
-"""The limits of the server."""
+"""The settings of the server: its limits, and the bearer token."""
 
 from dataclasses import dataclass, field
 
 from solodg.errors import UserError
-from solodg.pixels import Trust
+from solodg.pixels import DecodeLimits
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,6 @@ class ServerSettings:
             raise UserError("the token is empty, or has characters that no HTTP header can hold.")
 
     @property
-    def trust(self) -> Trust:
-        """The limits that the decoder of images applies."""
-        return Trust(self.max_pixels)
+    def decode_limits(self) -> DecodeLimits:
+        """The limits on a single image, which the decoder applies."""
+        return DecodeLimits(self.max_pixels)
