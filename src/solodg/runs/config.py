@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 Decay = Literal["cosine", "constant", "step"]
 
-# Values that turn off what a recipe of an algorithm would turn on. Without a recipe they mean the
-# same as None.
+# Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
+# a recipe they mean the same as None.
 OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
@@ -43,16 +43,16 @@ def option(
 ) -> Any:
     """Declares a field that is also an option of the command line.
 
-    `flag` is the spelling of the option where it is not --NAME of the field. `shown_default` says
-    in words what happens where the option is not given. `metavar` names the kind of value where
-    the type of the field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
+    `flag` is the option's name, if it is not that of the field. `shown_default` describes in words
+    what happens if the option is not given. `metavar` names the kind of value, if the type of the
+    field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
     """
     extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
 class RunConfig(BaseModel):
-    """What defines the result of a run, as the user gives it. None: `resolve` chooses."""
+    """All settings that the result of a run depends on, as given. None: `resolve` chooses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -149,8 +149,8 @@ class RunConfig(BaseModel):
         "as in the authors' code), or constant.",
         shown_default="cosine from random weights",
     )
-    # Which images of the target are scored; None: test images. For plans alone, so that methods
-    # can be compared without looking at a test image.
+    # Which images of the target are scored; None: test images. Only plans set it, so that methods
+    # can be compared without scoring a test image.
     score_on: Literal["validation"] | None = None
     select: Literal["leave-one-out"] | None = option(
         None,
@@ -212,12 +212,12 @@ class RunConfig(BaseModel):
 
     @property
     def starts_from_weights(self) -> bool:
-        """Says whether the backbone starts from given or published weights."""
+        """Returns whether the backbone starts from given or published weights."""
         return self.pretrained or self.weights is not None
 
 
 class ResolvedConfig(RunConfig):
-    """What defines the result of a run, with every choice made that a run needs.
+    """All settings that the result of a run depends on, with every open choice made.
 
     `solodg.runs.defaults.resolve` makes it, and a run folder holds it as `config.json`.
     """
@@ -246,7 +246,7 @@ def _default_data_dir() -> Path:
 
 
 class Machine(BaseModel):
-    """Where a run happens. None of it changes the result of the run."""
+    """Where a run reads its data and computes. None of it changes the result of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
