@@ -43,7 +43,7 @@ class NoProgress:
 
 
 class BarProgress:
-    """Draws a bar on a terminal; elsewhere it writes a line at the start, sometimes, at the end."""
+    """Draws a bar on a terminal; elsewhere writes a line at the start, every 30 s, and at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)

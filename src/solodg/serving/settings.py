@@ -21,7 +21,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         numbers = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels, self.queue)
         if min(numbers) < 1 or self.seconds <= 0:
-            raise UserError("the server's limits must be positive.")
+            raise UserError("the server's limits (--max-..., --queue, --timeout) must be above 0.")
         if self.queue < self.max_images:
             raise UserError(
                 f"a queue of {self.queue} images cannot take a request of {self.max_images}: "
