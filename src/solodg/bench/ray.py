@@ -17,8 +17,8 @@ from solodg.bench.plan import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
 from solodg.data import DATASETS
 from solodg.errors import UserError
+from solodg.progress import Say
 from solodg.runs.allocator import keep_freed_memory
-from solodg.runs.build import Say
 from solodg.runs.config import Machine
 from solodg.storage import try_lock
 from solodg.types import Record

@@ -17,8 +17,7 @@ from pathlib import Path
 from solodg.bench.plan import Cell
 from solodg.bench.records import RECORDS, append_cell, append_failure, read_results
 from solodg.errors import UserError
-from solodg.progress import NoProgress, Progress
-from solodg.runs.build import Say
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs.config import Machine
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.tables import mean_accuracy, percent

@@ -8,7 +8,7 @@ import numpy as np
 from solodg.explain.projection import stored_projection
 from solodg.figures.html import Picture, chart, write_page
 from solodg.predict.torch import Predictor
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.report.charts import (
     LabelledPredictions,
     accuracy_over_uncertainty,
@@ -20,7 +20,6 @@ from solodg.report.charts import (
 from solodg.report.facts import run_facts
 from solodg.report.galleries import MAX_CARDS, domain_galleries
 from solodg.report.predictions import GALLERIES, DomainPredictions, predict_run
-from solodg.runs.build import Say
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine
 from solodg.runs.folder import REPORT

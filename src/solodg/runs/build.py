@@ -1,6 +1,6 @@
 """Builds the parts of a run from its configuration: data, backbone, algorithm, schedule."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures
-from solodg.progress import Progress
+from solodg.progress import Progress, Say
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
 from solodg.runs.feature_cache import FeatureStore, default_cache_dir
@@ -24,8 +24,6 @@ from solodg.runs.fit import Schedule
 from solodg.runs.model_info import ModelInfo
 from solodg.seeding import derive
 from solodg.types import Batch
-
-Say = Callable[[str], None]  # takes a line of text for the user
 
 
 def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:

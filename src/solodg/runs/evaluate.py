@@ -10,9 +10,9 @@ import torch
 from solodg.adapters import Adapter
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import Say, input_batches
+from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (

@@ -13,9 +13,8 @@ from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
-from solodg.progress import Progress
+from solodg.progress import Progress, Say
 from solodg.runs.build import (
-    Say,
     feature_store,
     load_dataset,
     read_source,

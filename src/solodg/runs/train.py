@@ -20,10 +20,9 @@ from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
 from solodg.runs.build import (
-    Say,
     describe_model,
     feature_store,
     input_batches,

@@ -11,6 +11,7 @@ import uvicorn
 
 from solodg.errors import UserError
 from solodg.predict.base import ImagePredictor
+from solodg.progress import Say
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw
@@ -32,7 +33,7 @@ def serve(
     host: str,
     port: int,
     draw: Draw | None = None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; then finishes open requests and accepts no more.
 
