@@ -10,7 +10,7 @@ from PIL import Image
 
 from solodg.data.decode import BadImageError, decode
 from solodg.data.images import ImageFiles, MemoryBudget
-from solodg.pixels import TooManyPixelsError, Trust, decode_pixels
+from solodg.pixels import DecodeLimits, TooManyPixelsError, decode_pixels
 
 GRADIENT = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))  # (30, 40): dark to light
 
@@ -113,14 +113,14 @@ def test_damaged_bytes_are_an_image_or_a_bad_image(kind: str) -> None:
     file, generator = io.BytesIO(), np.random.default_rng(0)
     Image.fromarray(GRADIENT).convert("RGB").save(file, kind)
     whole = np.frombuffer(file.getvalue(), np.uint8)
-    trust = Trust(max_pixels=10**6)
+    limits = DecodeLimits(max_pixels=10**6)
     for _ in range(60):
         damaged = whole.copy()
         places = generator.integers(0, len(damaged), generator.integers(1, 12))
         damaged[places] = generator.integers(0, 256, len(places))
         cut = generator.integers(0, len(damaged) + 1) if generator.random() < 0.3 else len(damaged)
         try:
-            pixels = decode_pixels(damaged[:cut].tobytes(), channels=3, size=8, trust=trust)
+            pixels = decode_pixels(damaged[:cut].tobytes(), channels=3, size=8, limits=limits)
         except BadImageError:
             continue
         assert pixels.shape == (3, 8, 8)
@@ -129,11 +129,11 @@ def test_damaged_bytes_are_an_image_or_a_bad_image(kind: str) -> None:
 def test_strangers_may_not_send_everything(tmp_path: Path) -> None:
     path = saved(tmp_path, Image.fromarray(GRADIENT), "x.png")
     with pytest.raises(TooManyPixelsError, match="40 x 30"):
-        decode_pixels(path, channels=1, size=8, trust=Trust(max_pixels=1199))
+        decode_pixels(path, channels=1, size=8, limits=DecodeLimits(max_pixels=1199))
     icon = saved(tmp_path, Image.fromarray(GRADIENT), "x.ico")
     assert decode_pixels(icon, channels=1, size=8).shape == (1, 8, 8)
     with pytest.raises(BadImageError, match="unknown format"):
-        decode_pixels(icon, channels=1, size=8, trust=Trust(max_pixels=10**6))
+        decode_pixels(icon, channels=1, size=8, limits=DecodeLimits(max_pixels=10**6))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

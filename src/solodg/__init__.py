@@ -1,4 +1,4 @@
-"""SoloDG: train on several domains, then let every single test image write its own classifier."""
+"""SoloDG: image classifiers, trained on several domains, that adapt to each single test image."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,9 @@ def load(path: str | Path) -> "Predictor | OnnxPredictor":
 
     if is_onnx(path):
         return OnnxPredictor.load(path)
-    from solodg.predict.torch import Predictor  # imports torch, which an exported file does without
+    from solodg.predict.torch import (
+        Predictor,
+    )  # imports torch, which an exported file does not need
 
     return Predictor.load(path)
 

@@ -1,4 +1,4 @@
-"""The demo: ERM and the single-sample methods on real rotated digits, with equal budgets."""
+"""The demo: ERM, `solo` and `solo_plus` on rotated digits, with the same number of steps."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
 
     Training resumes where an earlier call was stopped.
     """
-    machine = Machine(data_dir=Path("no-such-folder"))  # the embedded digits
+    machine = Machine(data_dir=Path("no-such-folder"))  # so that the embedded digits are used
     progress = BarProgress(err)
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():
@@ -45,8 +45,8 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     means = {name: mean_accuracy(records, "target") or 0.0 for name, records in rows.items()}
     gain = round(100 * (means[_NAMES[_BEST]] - means[_NAMES["erm"]]), 1) or 0.0  # no -0.0
     out.print(
-        f"{_BEST} against ERM on unseen angles: {gain:+.1f} points. One seed proves nothing: "
-        "try --seed 1."
+        f"{_BEST} against ERM on unseen angles: {gain:+.1f} points. One seed proves little: "
+        "try --seed 1 too."
     )
 
     examples = _examples(seed)

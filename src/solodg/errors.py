@@ -1,4 +1,4 @@
-"""Errors that the user's input causes: one clear line, exit code 2, no traceback."""
+"""Errors that the user's input causes. The command line shows them as one line, exit code 2."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -20,9 +20,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     if near:
         suggestion = f"Did you mean {' or '.join(repr(n) for n in near)}?"
     elif len(options) <= 30:
-        suggestion = f"Known: {', '.join(options)}."
+        suggestion = f"Choose from: {', '.join(options)}."
     else:
-        suggestion = f"There are {len(options)} known ones."
+        suggestion = f"There are {len(options)} to choose from."
     return UserError(f"unknown {kind} {name!r}. {suggestion}{' ' + hint if hint else ''}")
 
 

@@ -3,7 +3,7 @@
 Without torch, so that an exported model follows it too.
 """
 
-_NUMBERS = 32 * 3 * 224 * 224  # measured, see "Batch sizes by measurement" in docs/performance.md
+_NUMBERS = 32 * 3 * 224 * 224  # measured: "Measured batch sizes" in docs/performance.md
 _FEWEST, _MOST = 8, 512
 
 

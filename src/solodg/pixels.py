@@ -1,4 +1,4 @@
-"""Turns images, in any form a program may hold them, into 8-bit pixels of one size.
+"""Turns images (files, bytes, PIL images, arrays, tensors) into 8-bit pixels of one size.
 
 It needs only NumPy and Pillow, so that an exported model works without torch.
 """
@@ -37,7 +37,7 @@ class TooManyPixelsError(BadImageError):
 
 
 @dataclass(frozen=True)
-class Trust:
+class DecodeLimits:
     """Limits for images from untrusted senders: a number of pixels, and well-known formats.
 
     Pillow reads more formats than these; some of them start other programs.
@@ -52,13 +52,13 @@ def decode_pixels(
     *,
     channels: int,
     size: int,
-    trust: Trust | None = None,
+    limits: DecodeLimits | None = None,
     name: str | None = None,
 ) -> Pixels:
     """Decodes a file, its bytes or a PIL image to (channels, size, size) without cropping.
 
     It applies the EXIF orientation, puts transparent images on white, and reduces 16-bit images to
-    8 bits. `name` stands for the image in errors.
+    8 bits. `limits` are for images from untrusted senders. `name` is what errors call the image.
     """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "given in memory"
@@ -66,11 +66,11 @@ def decode_pixels(
         if isinstance(source, Image.Image):
             return _to_pixels(source, channels, size)
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file, formats=trust.formats if trust else None) as image:
-            if trust and image.width * image.height > trust.max_pixels:
+        with Image.open(file, formats=limits.formats if limits else None) as image:
+            if limits and image.width * image.height > limits.max_pixels:
                 raise TooManyPixelsError(
                     name,
-                    f"{image.width} x {image.height} pixels; at most {trust.max_pixels:,} pixels "
+                    f"{image.width} x {image.height} pixels; at most {limits.max_pixels:,} pixels "
                     "are allowed",
                 )
             image.draft("RGB", (2 * size, 2 * size))  # large JPEGs are decoded at reduced size
@@ -83,14 +83,14 @@ def decode_pixels(
         raise BadImageError(name, "not an image, or of an unknown format") from None
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(name, str(error)) from error
-    except Exception as error:  # a damaged file: Pillow's readers raise whatever they stumble over
+    except Exception as error:  # a damaged file: Pillow's readers raise errors of any type
         raise BadImageError(name, str(error) or type(error).__name__) from error
 
 
 def pixels_of(image: ImageLike, *, channels: int, size: int) -> Pixels:
     """Turns a path, bytes, PIL image, array or tensor into (channels, size, size) pixels."""
-    held = _as_pil(image) if isinstance(image, np.ndarray) or _is_tensor(image) else image
-    return decode_pixels(held, channels=channels, size=size)  # type: ignore[arg-type]
+    source = _as_pil(image) if isinstance(image, np.ndarray) or _is_tensor(image) else image
+    return decode_pixels(source, channels=channels, size=size)  # type: ignore[arg-type]
 
 
 def _to_pixels(image: Image.Image, channels: int, size: int) -> Pixels:
@@ -113,7 +113,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
     So a 12-bit scan in a 16-bit file keeps its contrast. Floats may also be in [0, 1].
     """
-    values = np.array(image, dtype=np.float32)  # one copy, and all that follows is done in it
+    values = np.array(image, dtype=np.float32)  # one copy; all steps below work in place
     np.nan_to_num(values, copy=False)
     np.maximum(values, 0.0, out=values)
     largest = float(values.max(initial=0.0))
@@ -125,7 +125,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _is_tensor(image: Any) -> bool:
-    """Says whether this is a tensor, without importing torch: its owner has imported it."""
+    """Returns whether this is a tensor, without importing torch, as its maker has done."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(image, torch.Tensor)
 

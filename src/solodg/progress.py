@@ -1,8 +1,8 @@
-"""Progress of long work: library code reports it, the command line shows it."""
+"""Progress of long work, and messages to the user: the library reports, the command line shows."""
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -15,6 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichBars
+
+Say = Callable[[str], None]  # a callback that shows one line of text to the user
 
 _LINE_EVERY = 30.0  # seconds between lines where there is no terminal to draw on
 
@@ -43,7 +45,7 @@ class NoProgress:
 
 
 class BarProgress:
-    """Draws a bar on a terminal; elsewhere it writes a line at the start, sometimes, at the end."""
+    """Draws a bar on a terminal; elsewhere writes lines: at the start, every 30 s, at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""scikit-learn: single-sample adaptation on ready features (CLIP, DINO, tabular, anything)."""
+"""`SoloClassifier`: the paper's method as a scikit-learn classifier of feature vectors."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     `fit(X, y, domains=...)` takes rows of features, their classes, and the domain (site, camera,
     style) of each row. Without domains, or with a single one, it makes `n_domains` by clustering
-    the features. The features serve as embedding, which is classified, and as style, which tells
-    a row's domain.
+    the features. The features serve both as embedding, which is classified, and as style, which
+    describes the domain.
 
     Parameters
     ----------
@@ -116,18 +116,18 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         everything = np.arange(len(labels))
         stored = StoredFeatures([(X,)], np.zeros_like(everything), everything, [""] * len(labels))
         train = LabelledImages(stored, labels, numbers, names)
-        none = train.subset([])
-        source = SourceData(train, none, none, tuple(map(str, self.classes_)), "photo")
+        empty = train.subset([])
+        source = SourceData(train, empty, empty, tuple(map(str, self.classes_)), "photo")
         return source if len(names) > 1 else self._pseudo_domains(source, X)
 
     def _pseudo_domains(self, source: SourceData, X: NDArray[np.float32]) -> SourceData:
         count = min(self.n_domains, len(X))
-        made = cluster_domains(
+        clustered = cluster_domains(
             source, X, X[:0], count, seed=self.random_state, min_images=self.context
         )
-        if _shares_classes(made):
-            return made
-        # Clusters that are the classes have nothing in common to learn across: draw at random.
+        if _shares_classes(clustered):
+            return clustered
+        # Where the clusters are the classes, no class is in two domains: divide at random instead.
         return random_domains(source, count, seed=self.random_state)
 
     def _train(self, source: SourceData) -> Algorithm:
@@ -169,7 +169,9 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 torch.from_numpy(source.train.domains),
             )
             algorithm.finalize([Batch(features, y, domain)])
-        return algorithm.double().requires_grad_(False)  # so that a batch's size changes nothing
+        return algorithm.double().requires_grad_(
+            False
+        )  # float64: results hardly depend on the batch size
 
 
 def _identity(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -177,7 +179,7 @@ def _identity(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _shares_classes(source: SourceData) -> bool:
-    """Whether every class is in at least two domains."""
+    """Returns whether every class is in at least two domains."""
     pairs = np.unique(np.stack([source.train.labels, source.train.domains]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(source.classes))
     return bool((counts >= 2).all())

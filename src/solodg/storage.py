@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic writes, locks, and JSON lines that only grow."""
+"""Files that survive a crash: atomic writes, locks, JSON lines that are only appended to."""
 
 import fcntl
 import json
@@ -35,7 +35,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; one that cannot be read is a user's error."""
+    """Reads a JSON file; raises `UserError` if it cannot be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -50,7 +50,7 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Appends JSON objects as consecutive lines, also while other processes append.
 
-    A last line that a crash has cut off is ended first, so that it spoils no other.
+    If a crash has cut off the last line, a line break is added first, so that no other is damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(value) + "\n" for value in values).encode()
@@ -66,7 +66,7 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Tries to lock a file and yields whether it worked. The lock ends with the process at last."""
+    """Tries to lock a file; yields whether it worked. The end of the process releases the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:

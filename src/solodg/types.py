@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Labelled images of one or several domains, with as many rows in each tensor."""
+    """Labelled images of one or several domains; row i of each tensor belongs to image i."""
 
     x: Tensor  # (B, C, H, W) images, or (B, D + S) ready features
     y: Tensor  # (B,) class
@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What an extractor computes for each image."""
+    """The features that an extractor computes for each image."""
 
     embedding: Tensor  # (B, D) what is classified
     style: Tensor  # (B, S) channel means of every stage
@@ -54,8 +54,8 @@ class Record(BaseModel):
     versions: dict[str, str]
     data: dict[str, Any]
     time: dict[str, Any] = Field(default_factory=dict)
-    stream: dict[str, Any] = Field(default_factory=dict)  # how test images came to an adapter
-    machine: dict[str, Any] = Field(
+    stream: dict[str, Any] = Field(
         default_factory=dict
-    )  # what numbers depend on, never a host name
+    )  # order, batches and resets of the test images
+    machine: dict[str, Any] = Field(default_factory=dict)  # its kind, never its name
     cell: dict[str, Any] = Field(default_factory=dict)  # place in a plan: key, part, parts

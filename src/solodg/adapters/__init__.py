@@ -1,4 +1,4 @@
-"""Test-time methods by name. To add one: a file here, an entry below, a row in the docs."""
+"""Test-time methods by name. To add one: a file, an entry here, a row in docs/algorithms.md."""
 
 from solodg.adapters.base import Adapter
 from solodg.adapters.bn import BatchStatistics

@@ -13,8 +13,9 @@ from solodg.algorithms import Algorithm
 class Adapter(nn.Module):
     """Adapts a trained algorithm to test images; `reset` restores the algorithm bit for bit.
 
-    Further arguments belong to the method; defaults are its authors', and types say which values
-    are allowed. Between calls only the weights that the method trains may differ from before.
+    Further arguments of a subclass are those of its method; their defaults are the authors', and
+    their types say which values are allowed. Between two calls only the weights that the method
+    trains may have changed.
     """
 
     single_sample: ClassVar[bool]  # whether row i of a batch equals image i alone

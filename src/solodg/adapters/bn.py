@@ -35,7 +35,7 @@ class BatchStatistics(Adapter):
 
 
 def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
-    """Returns all BatchNorms of the backbone; a user error where there are none."""
+    """Returns all BatchNorms of the backbone; raises `UserError` where there are none."""
     found = [m for m in algorithm.backbone.modules() if isinstance(m, BatchNorm)]
     if not found:
         raise UserError(

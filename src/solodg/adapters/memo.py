@@ -38,9 +38,9 @@ class Memo(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns logits (B, C), with a separate adaptation to each image."""
-        return torch.cat([self._one(image[None]) for image in x])
+        return torch.cat([self._adapt_and_classify(image[None]) for image in x])
 
-    def _one(self, image: Tensor) -> Tensor:
+    def _adapt_and_classify(self, image: Tensor) -> Tensor:
         with learning(self.algorithm, self.weights):
             image = image.clone()
             log_p = self.algorithm(random_crops(image, self.copies)).log_softmax(1)

@@ -1,10 +1,10 @@
 """Source-hypothesis transfer, online (after Liang, Hu and Feng, ICML 2020).
 
-The classifier is kept. The backbone is trained on test batches to give confident predictions that
-differ over the batch (information maximisation), and to agree with pseudo-labels from the nearest
-of the batch's class centres. The authors go over the whole target set for many epochs; here each
-batch is used once, as it comes. BatchNorm keeps its stored statistics. A single image has no
-diversity and one centre, so the model is not updated on it.
+The classifier stays as it is. The backbone is trained on test batches to give confident predictions
+that differ over the batch (information maximisation), and to agree with pseudo-labels from the
+nearest of the batch's class centres. The authors train on the whole target set for many epochs;
+here each batch is used once, in the order of the stream. BatchNorm keeps its stored statistics. A
+single image has no diversity and only one centre, so the model is not updated on it.
 """
 
 from typing import ClassVar

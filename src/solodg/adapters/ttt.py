@@ -34,9 +34,9 @@ class TestTimeTraining(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns logits (B, C), with a separate adaptation to each image."""
-        return torch.cat([self._one(image[None]) for image in x])
+        return torch.cat([self._adapt_and_classify(image[None]) for image in x])
 
-    def _one(self, image: Tensor) -> Tensor:
+    def _adapt_and_classify(self, image: Tensor) -> Tensor:
         algorithm = self.algorithm
         assert isinstance(algorithm, TTT)
         with learning(algorithm, self.weights):

@@ -1,4 +1,4 @@
-"""Training-time methods by name. To add one: a file here, an entry below, a row in the docs."""
+"""Training-time methods by name. To add one: a file, an entry here, a row in docs/algorithms.md."""
 
 import inspect
 from typing import Any

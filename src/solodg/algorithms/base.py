@@ -30,8 +30,8 @@ class Algorithm(nn.Module):
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
     target_images: ClassVar[int] = 0  # unlabelled images of a test domain for `see_target`
-    # Values of the run's configuration that replace the general defaults, for a start from
-    # "random" and from "pretrained" weights; options of the user go first.
+    # Settings that replace the general defaults when the backbone starts from "random" or from
+    # "pretrained" weights. Options that the user gives take precedence.
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": {"label_smoothing": 0.1, "decay": "cosine"},
         "pretrained": {},
@@ -59,10 +59,10 @@ class Algorithm(nn.Module):
         if not self.label_smoothing:
             return F.cross_entropy(logits, y)
         log_p = logits.log_softmax(1)
-        known = torch.isfinite(logits)
-        spread = log_p.masked_fill(~known, 0.0).sum(1) / known.sum(1)
-        own = log_p.gather(1, y[:, None])[:, 0]
-        return -((1 - self.label_smoothing) * own + self.label_smoothing * spread).mean()
+        finite = torch.isfinite(logits)
+        spread = log_p.masked_fill(~finite, 0.0).sum(1) / finite.sum(1)
+        of_label = log_p.gather(1, y[:, None])[:, 0]
+        return -((1 - self.label_smoothing) * of_label + self.label_smoothing * spread).mean()
 
     def finalize(self, source: Iterable[Batch]) -> None:
         """Stores what prediction needs of the source training images. Called in eval mode."""
@@ -82,16 +82,16 @@ class Algorithm(nn.Module):
         return self.embed(x), self(x)
 
     def linear_classifier(self) -> tuple[Tensor, Tensor | float]:
-        """Returns weight (C, D) and bias of the linear classifier on `embed` for all images.
+        """Returns weight (C, D) and bias of the method's one linear classifier on `embed`.
 
-        Raises a user error where the method has none.
+        Raises `UserError` where the method has no classifier that is the same for all images.
         """
         raise UserError(
-            f"{type(self).__name__} has no linear classifier that is one for all images."
+            f"{type(self).__name__} has no linear classifier that is the same for all images."
         )
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """Returns class probabilities (B, C) of images, as well calibrated as the method can."""
+        """Returns class probabilities (B, C) of images; the best calibrated that the method has."""
         return torch.softmax(self(x), dim=1)
 
     def outputs(self, x: Tensor) -> Outputs:
@@ -103,7 +103,7 @@ class Algorithm(nn.Module):
 def image_channels(backbone: Extractor, need: str) -> int:
     """Returns the channels of the images that a backbone reads.
 
-    Raises a user error, beginning with `need`, where it reads stored features.
+    Raises `UserError` where it reads stored features; `need` says why the method needs images.
     """
     if backbone.channels is None:
         raise UserError(

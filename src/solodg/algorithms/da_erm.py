@@ -5,9 +5,9 @@
     domain embedding   mean code of a domain's images, no labels needed
     logits             a small network on [embedding ; domain embedding]
 
-It needs a batch of unlabelled images of the test domain (`target_images`), unlike the other
-methods: keep that in mind when comparing. When a domain is scored or validated on, some of its
-images are used for that, and are scored too. Where the domain is not known (`solodg predict`, an
+Unlike the other methods it needs a batch of unlabelled images of the test domain (`target_images`):
+keep that in mind when comparing. When a domain is scored or validated, these images are drawn from
+it, and are scored too. Where the domain is not known (`solodg predict`, an
 exported file), it predicts with the mean of the source domains' embeddings. The authors train the
 prototypical network first, as a separate network. Here it reads the backbone's embedding and is
 trained at the same time; neither loss changes the other's weights.

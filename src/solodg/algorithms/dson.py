@@ -32,7 +32,7 @@ from solodg.types import Episode
 
 _domain_of_images: ContextVar[Tensor] = ContextVar("domain of each image")  # (B,), by thread
 
-_BATCH_ALONE = 20.0  # its sigmoid is 1
+_BATCH_ONLY = 20.0  # its sigmoid is 1: only the batch's statistics count
 
 
 class DSON(Algorithm):
@@ -110,7 +110,7 @@ class DomainNorm(nn.BatchNorm2d):
             setattr(self, name, each)  # (domains, C)
         like = self.weight
         # A layer that is not trained cannot learn a mix: it uses the batch's statistics.
-        start = 0.0 if like.requires_grad else _BATCH_ALONE
+        start = 0.0 if like.requires_grad else _BATCH_ONLY
         self.mix = nn.Parameter(like.detach().new_full((num_domains,), start), like.requires_grad)
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())

@@ -1,7 +1,7 @@
 """Domain generalisation via entropy regularisation (Zhao et al., NeurIPS 2020).
 
-It learns features that are distributed alike in all domains, as a whole and given the class. With z
-the embedding:
+It learns features whose distribution is the same in all domains, both overall and within each
+class. With z the embedding:
 
     loss   CE of the class
            + CE of the domain by a discriminator; its gradient reaches z reversed, by `adversary`
@@ -67,9 +67,9 @@ class EntropyRegularisation(ERM):
                 batch.domain,
                 weight=1 / counts.to(z.dtype),
             ),
-            "fitted": self._own(self.fitted(z.detach()), batch.y, batch.domain),
-            "across": self.across * self._across(z, batch.y, batch.domain),
-            "within": self._own(
+            "fitted": self._own_domain_loss(self.fitted(z.detach()), batch.y, batch.domain),
+            "across": self.across * self._other_domains_loss(z, batch.y, batch.domain),
+            "within": self._own_domain_loss(
                 self.rivals(reverse_gradient(z, self.within)), batch.y, batch.domain
             ),
         }
@@ -77,15 +77,15 @@ class EntropyRegularisation(ERM):
         parts = {"class": class_loss} | terms
         return {"loss": loss} | {name: value.detach() for name, value in parts.items()}
 
-    def _own(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    def _own_domain_loss(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         """Returns the cross-entropy of each image under the classifier of its domain."""
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)
-        own = [(domain == d, d) for d in domain.unique()]
+        members = [(domain == d, d) for d in domain.unique()]
         return torch.stack(
-            [self.cross_entropy(by_domain[rows, d], y[rows]) for rows, d in own]
+            [self.cross_entropy(by_domain[rows, d], y[rows]) for rows, d in members]
         ).mean()
 
-    def _across(self, z: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    def _other_domains_loss(self, z: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         """Returns the cross-entropy of each image under the frozen classifiers of other domains."""
         logits = F.linear(z, self.fitted.weight.detach(), self.fitted.bias.detach())
         by_domain = logits.unflatten(1, (self.num_domains, self.num_classes))  # (B, domains, C)

@@ -88,11 +88,11 @@ def shuffled(x: Tensor, order: Tensor) -> Tensor:
 
 
 def distant_orders(count: int) -> Tensor:
-    """Returns orders of nine tiles (count, 9), the right one first.
+    """Returns `count` orders of nine tiles (count, 9), the right one first.
 
-    Any two agree in at most one place. They are maps p -> a p + b over the field of nine elements
-    u i + v, with i^2 = -1 and u, v modulo 3, numbered 3 u + v. There are 72 such maps, and there is
-    no larger set with this distance (nor, at more than nine, one with a larger distance).
+    Any two of them agree in at most one place. They are maps p -> a p + b over the field of nine
+    elements u i + v, with i^2 = -1 and u, v modulo 3, numbered 3 u + v. There are 72 such maps. No
+    larger set has this distance, and no set of more than nine orders has a larger distance.
     """
 
     def affine(a: int, p: int, b: int) -> int:
@@ -102,7 +102,7 @@ def distant_orders(count: int) -> Tensor:
     maps = [(a, b) for a in range(1, 9) for b in range(9)]
     if count > 9:  # in strides, so that a and b both vary
         maps = [maps[13 * n % len(maps)] for n in range(count)]
-    chosen = maps[:count]  # nine or fewer: a = 1, which agree nowhere
+    chosen = maps[:count]  # nine or fewer: all with a = 1, which agree in no place
     return torch.tensor([[affine(a, p, b) for p in range(9)] for a, b in chosen])
 
 

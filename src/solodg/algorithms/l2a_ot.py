@@ -81,11 +81,11 @@ class L2AOT(ERM):
         fixed = {name: weight.detach() for name, weight in self.backbone.named_parameters()}
         z = F.normalize(embed_with(self.backbone, fixed, torch.cat([batch.x, novel])))
         real, made = z.chunk(2)
-        lacking = [
-            F.relu(self.margin - sinkhorn_divergence(real[own], made[own]))
-            for own in (batch.domain == d for d in batch.domain.unique())
+        shortfalls = [
+            F.relu(self.margin - sinkhorn_divergence(real[rows], made[rows]))
+            for rows in (batch.domain == d for d in batch.domain.unique())
         ]
-        return torch.stack(lacking).mean()
+        return torch.stack(shortfalls).mean()
 
 
 class Generator(nn.Module):

@@ -58,7 +58,7 @@ class MASF(ERM):
         trained = batch.domain != tested
         with twice_differentiable():
             class_loss = self.cross_entropy(self(batch.x[trained]), batch.y[trained])
-        z, logits = self._under(self.inner_step(class_loss), batch.x)
+        z, logits = self._classify_with(self.inner_step(class_loss), batch.x)
         predicted = {  # domain -> mean logits of each class
             d: class_means(logits[batch.domain == d], batch.y[batch.domain == d], self.num_classes)
             for d in (tested, *domains)
@@ -86,11 +86,11 @@ class MASF(ERM):
         }
         return stepped(weights, loss, self.inner_rate)
 
-    def _under(self, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns embedding (B, D) and logits (B, C) under other weights."""
+    def _classify_with(self, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns embedding (B, D) and logits (B, C) computed with the given weights."""
         prefix = "backbone."
-        own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        z = embed_with(self.backbone, own, x)
+        backbone = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        z = embed_with(self.backbone, backbone, x)
         return z, F.linear(z, weights["classifier.weight"], weights["classifier.bias"])
 
 
@@ -102,12 +102,14 @@ def class_means(logits: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Te
 
 
 def symmetric_kl(
-    logits: Tensor, known: Tensor, others: Tensor, others_known: Tensor, *, temperature: float
+    logits: Tensor, present: Tensor, others: Tensor, others_present: Tensor, *, temperature: float
 ) -> Tensor:
-    """Returns (KL(p, q) + KL(q, p)) / 2 of softened rows, averaged over rows known to both."""
+    """Returns (KL(p, q) + KL(q, p)) / 2 of softened rows, averaged over shared rows.
+
+    `present` and `others_present` (C,) tell which rows (classes) each side has."""
     log_p, log_q = (t.div(temperature).log_softmax(1) for t in (logits, others))
     rows = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1) / 2
-    shared = known & others_known
+    shared = present & others_present
     return (rows * shared).sum() / shared.sum().clamp(min=1)
 
 

@@ -53,8 +53,8 @@ class RSC(ERM):
         with torch.enable_grad():
             copied = last.clone().requires_grad_()
             logits = self._classify(copied)
-            own = y[:, None]
-            (gradient,) = torch.autograd.grad(logits.gather(1, own).sum(), copied)
+            true_class = y[:, None]
+            (gradient,) = torch.autograd.grad(logits.gather(1, true_class).sum(), copied)
         z = last.flatten(2) if last.ndim == 4 else last[:, :, None]  # (B, C, P)
         channel = gradient.reshape_as(z).mean(2)  # (B, C)
         if z.shape[2] > 1 and torch.rand(()) < 0.5:
@@ -64,7 +64,7 @@ class RSC(ERM):
             kept = keep_least(channel, self.feature_share)[:, :, None]
         with torch.no_grad():
             muted = self._classify((z * kept).reshape_as(last))
-            lost = (logits.softmax(1) - muted.softmax(1)).gather(1, own)[:, 0]  # (B,)
+            lost = (logits.softmax(1) - muted.softmax(1)).gather(1, true_class)[:, 0]  # (B,)
         self.train(training)
         spared = keep_least(lost[None], self.image_share)[0] | (lost <= 0)
         return (kept | spared[:, None, None]).expand_as(z).reshape_as(last)

@@ -1,4 +1,4 @@
-"""How long a plan takes on this machine: from records of like runs, or from a few timed steps."""
+"""Estimates how long a plan takes on this machine: from records, or from a few timed steps."""
 
 import itertools
 import statistics
@@ -45,19 +45,19 @@ def estimate_training_seconds(
     Runs that differ only in seed or target take the same time. A run that cannot be timed, for
     example because its dataset is missing, has no entry.
     """
-    known = _recorded_seconds(results)
+    seconds = _recorded_seconds(results)
     open_kinds = {_kind(portable(c.config)): c for c in cells if c.key not in results.done}
-    missing = {kind: cell for kind, cell in open_kinds.items() if kind not in known}
+    missing = {kind: cell for kind, cell in open_kinds.items() if kind not in seconds}
     if missing:
         with progress.bar("Measuring a few steps of each method", len(missing)) as advance:
             for kind, cell in missing.items():
                 with suppress(UserError):  # e.g. no data here: the plan is shown all the same
-                    known[kind] = _measured_seconds(cell.config, machine)
+                    seconds[kind] = _measured_seconds(cell.config, machine)
                 advance(1)
     return {
-        cell.run_key: known[kind]
+        cell.run_key: seconds[kind]
         for cell in cells
-        if (kind := _kind(portable(cell.config))) in known
+        if (kind := _kind(portable(cell.config))) in seconds
     }
 
 
@@ -70,12 +70,12 @@ def _kind(config: dict[str, object]) -> str:
 
 def _recorded_seconds(results: Results) -> dict[str, float]:
     """Returns the median time of the recorded runs of each kind."""
-    seen: dict[str, list[float]] = {}
+    by_kind: dict[str, list[float]] = {}
     for records in results.done.values():
         seconds = records[0].time.get("training_seconds")
         if seconds:
-            seen.setdefault(_kind(records[0].config), []).append(seconds)
-    return {kind: statistics.median(values) for kind, values in seen.items()}
+            by_kind.setdefault(_kind(records[0].config), []).append(seconds)
+    return {kind: statistics.median(values) for kind, values in by_kind.items()}
 
 
 def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:

@@ -55,13 +55,13 @@ def plan_points(plan: Plan, results: Results) -> list[tuple[str, float, float]]:
 
 
 def _run(cell: Cell, records: Sequence[Record], output: Path) -> dict[str, Any]:
-    """Returns what the page shows of one cell, with a link where its run has its own page."""
+    """Returns what the page shows of one cell, with a link to its run's report if it exists."""
     folder = output / "runs" / cell.run_key
-    there = (folder / REPORT).is_file()
+    has_report = (folder / REPORT).is_file()
     return {
         "name": str(cell),
         "accuracy": percent(mean_accuracy(records, "target") or 0.0),
-        "link": f"../runs/{cell.run_key}/{REPORT}" if there else None,
+        "link": f"../runs/{cell.run_key}/{REPORT}" if has_report else None,
         "command": f"solodg report {folder}",
         "domains": [
             {"domain": r.domain, "role": ROLES[r.role], **metric_row(r.metrics)._asdict()}

@@ -29,7 +29,7 @@ class Row(BaseModel):
     # Fields of RunConfig for one target alone, e.g. those chosen on its source domains.
     by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
     adapter: str = "none"
-    stream: Stream | None = None  # how test images come; None: all of them in large batches
+    stream: Stream | None = None  # of test images; None: all of them in large batches
     sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each combination
     curve: str = ""  # rows that share it are one curve over batch sizes; a sweep sets it
     paper: dict[str, str] = Field(default_factory=dict)  # numbers of the paper, by column
@@ -49,16 +49,20 @@ class Row(BaseModel):
         if not self.sweep:
             return [self]
         if not all(self.sweep.values()):
-            raise ValueError(f"row {self.name!r}: a sweep over no value makes no row")
+            raise ValueError(
+                f"row {self.name!r}: a sweep over no value: give each list at least one"
+            )
         if "arguments" in self.sweep:
-            raise ValueError(f"row {self.name!r}: sweep an argument by its own name, e.g. steps")
+            raise ValueError(
+                f"row {self.name!r}: sweep an argument by its own name, e.g. steps: [1, 10]"
+            )
         given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
         rows = []
         for values in itertools.product(*self.sweep.values()):
             named = dict(zip(self.sweep, values, strict=True))
-            own = {k: v for k, v in named.items() if k not in Stream.model_fields}
+            arguments = {k: v for k, v in named.items() if k not in Stream.model_fields}
             stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
-            stream["arguments"] = given.get("arguments", {}) | own
+            stream["arguments"] = given.get("arguments", {}) | arguments
             within = [k for k in named if k in ("domains", "batch_size")]  # panels and points
             curves = [_setting_text(k, v) for k, v in named.items() if k not in within]
             curve = ", ".join([self.name, *curves])
@@ -89,7 +93,7 @@ class Plan(BaseModel):
     name: str
     title: str
     dataset: str
-    targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's own
+    targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's default
     seeds: list[int] = Field(min_length=1)
     run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig, for all rows
     rows: list[Row] = Field(min_length=1)
@@ -102,7 +106,7 @@ class Plan(BaseModel):
         if not isinstance(value, list):
             return value
         if not value:
-            raise ValueError("no target at all; leave the line out for the dataset's own")
+            raise ValueError("no target in the list; leave the line out for the dataset's default")
         sets = [entry if isinstance(entry, list) else [entry] for entry in value]
         return [[str(name) for name in entry] for entry in sets]
 
@@ -115,7 +119,7 @@ class Plan(BaseModel):
     @classmethod
     def _once_each(cls, value: list[int]) -> list[int]:
         if len(set(value)) != len(value):
-            raise ValueError("a seed is there twice: it would count twice")
+            raise ValueError("a seed is listed twice: each may be there once")
         return value
 
     def target_sets(self) -> list[tuple[str, ...]]:
@@ -133,7 +137,7 @@ class Plan(BaseModel):
         return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
 
     def cells(self) -> list["Cell"]:
-        """Returns all cells, seed by seed, so that a plan stopped early has whole rows."""
+        """Returns all cells, seed by seed, so that a plan stopped early has complete seeds."""
         return [
             self._cell(row, targets, seed)
             for seed in self.seeds
@@ -142,15 +146,17 @@ class Plan(BaseModel):
         ]
 
     def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
-        own = row.run | self._settings_for(targets, row)
+        row_settings = row.run | self._settings_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
-            if name in self.run or name in own:
+            if name in self.run or name in row_settings:
                 raise UserError(
-                    f"row {row.name!r}: {name} is not a setting of a run here. dataset, targets "
-                    "and seeds belong to the plan; cells run on one device each (--on ray: many)."
+                    f"row {row.name!r}: {name} cannot be set under run. dataset, targets and "
+                    "seeds are keys of the plan; each run has one device (--on ray runs many)."
                 )
-        values = self.run | own | {"dataset": self.dataset, "targets": targets, "seed": seed}
-        arguments = (self.run.get("arguments") or {}) | (own.get("arguments") or {})
+        values = (
+            self.run | row_settings | {"dataset": self.dataset, "targets": targets, "seed": seed}
+        )
+        arguments = (self.run.get("arguments") or {}) | (row_settings.get("arguments") or {})
         try:
             config = RunConfig(**values | {"arguments": arguments})
         except ValidationError as error:
@@ -166,10 +172,10 @@ class Plan(BaseModel):
     def _settings_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
         """Returns the settings that the row has for these targets alone."""
         chosen = {normalise_name(name): values for name, values in row.by_target.items()}
-        known = [normalise_name(name) for names in self.target_sets() for name in names]
+        targets_of_plan = [normalise_name(n) for names in self.target_sets() for n in names]
         for name in chosen:
-            if name not in known:
-                raise unknown_name(f"target of row {row.name!r}", name, known)
+            if name not in targets_of_plan:
+                raise unknown_name(f"target of row {row.name!r}", name, targets_of_plan)
         return next(
             (chosen[normalise_name(name)] for name in targets if normalise_name(name) in chosen), {}
         )
@@ -203,7 +209,9 @@ class Cell:
             for k, v in portable(self.config).items()
             if v is not None and v != OFF_VALUES.get(k)
         }
-        if self.config.dataset not in DATASETS:  # folders of one name are not one dataset
+        if (
+            self.config.dataset not in DATASETS
+        ):  # folders of the same name may be different datasets
             given["dataset"] = str(Path(self.config.dataset).resolve())
         text = json.dumps(given, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -242,7 +250,10 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
     _check_streams(plan, path)
     names = [row.name for row in plan.rows]
     if len(set(names)) != len(names):
-        raise UserError(f"{path}: two rows have one name; records could not tell them apart.")
+        raise UserError(
+            f"{path}: two rows have one name, {next(n for n in names if names.count(n) > 1)!r}. "
+            "Rename one of them."
+        )
     return plan if weights is None else plan.model_copy(update=_with_weights(plan, weights))
 
 
@@ -275,7 +286,7 @@ def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
     def moved(run: dict[str, Any]) -> dict[str, Any]:
         named = run.get("weights")
         if named and Path(named).name != weights.name:
-            raise UserError(f"the plan asks for weights {named!r}, not {weights.name!r}.")
+            raise UserError(f"--weights {weights.name}: the plan asks for weights {named!r}.")
         if not named and not run.get("pretrained"):
             return run
         return {k: v for k, v in run.items() if k != "pretrained"} | {"weights": str(weights)}

@@ -1,4 +1,4 @@
-"""Runs the cells of a plan on a Ray cluster, many at a time, with the records of `bench.runner`.
+"""Runs the cells of a plan on a Ray cluster, many at a time; records are as in `bench.runner`.
 
 Workers train and score; only this process writes records. The output folder must have the same
 path on every machine. If the machines share it, an interrupted training continues on any of them;
@@ -17,8 +17,8 @@ from solodg.bench.plan import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
 from solodg.data import DATASETS
 from solodg.errors import UserError
+from solodg.progress import Say
 from solodg.runs.allocator import keep_freed_memory
-from solodg.runs.build import Say
 from solodg.runs.config import Machine
 from solodg.storage import try_lock
 from solodg.types import Record
@@ -27,7 +27,7 @@ try:
     import ray
 except ImportError as error:
     raise UserError(
-        "running on Ray needs the package: pip install 'solodg[ray]', or leave --on away."
+        "running on Ray needs the package: pip install 'solodg[ray]', or run without --on ray."
     ) from error
 
 
@@ -84,12 +84,12 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
                 left = pending(group, output)
                 for cell in group:
                     if cell not in left:
-                        record.found(cell)
+                        record.done_elsewhere(cell)
                 # One worker gets all cells of a training: the first trains, the others score.
                 if left:
                     waiting[task.remote(left, machine, output)] = left
             if not waiting:
-                record.waits(sum(len(group) for group in runs.values()))
+                record.report_waiting(sum(len(group) for group in runs.values()))
                 time.sleep(WAIT)
                 continue
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=10.0 if runs else None)

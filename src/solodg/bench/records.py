@@ -1,4 +1,4 @@
-"""The records of plans: one file that only grows, and that several runners may share."""
+"""The records of plans: one file, only ever appended to, which several runners may share."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ Key = str  # of a cell
 
 
 class Results:
-    """The cells that are done, with their records, and those that failed, with the reason."""
+    """The records of finished cells (`done`), and why other cells failed (`failed`), by key."""
 
     def __init__(self, lines: Iterable[dict[str, object]], where: str = "results") -> None:
         parts: dict[Key, dict[int, Record]] = {}
@@ -28,7 +28,7 @@ class Results:
             try:
                 record = Record.model_validate(line)
             except ValidationError as error:
-                raise validation_error(f"{where}: a line is no record", error) from error
+                raise validation_error(f"{where}: a line is not a valid record", error) from error
             if record.cell:
                 parts.setdefault(record.cell["key"], {})[record.cell["part"]] = record
         # A cell whose records are not all there, as after a crash, is run again.

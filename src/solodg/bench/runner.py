@@ -1,8 +1,9 @@
 """Runs the cells of a plan that are not done yet, one by one, and records their scores.
 
-Everything lies in one folder: `results.jsonl`, which only grows; `runs/KEY`, one for each training;
-`tables/PLAN.*`. After an interruption the same command goes on where it stopped. Several runners
-may share the folder: a runner locks the cell that it works on, and the lock ends with its process.
+Everything is in one folder: `results.jsonl`, only ever appended to; `runs/KEY`, one for each
+training; `tables/PLAN.*`. After an interruption the same command continues where it
+stopped. Several runners may share the folder: a runner locks the cell that it works on, and the
+lock ends with its process.
 """
 
 import time
@@ -16,8 +17,7 @@ from pathlib import Path
 from solodg.bench.plan import Cell
 from solodg.bench.records import RECORDS, append_cell, append_failure, read_results
 from solodg.errors import UserError
-from solodg.progress import NoProgress, Progress
-from solodg.runs.build import Say
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs.config import Machine
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.tables import mean_accuracy, percent
@@ -26,12 +26,12 @@ from solodg.storage import lock, try_lock
 from solodg.types import Record
 
 ERROR = "error.txt"
-WAIT = 2.0  # seconds between two looks at cells that another runner has locked
+WAIT = 2.0  # seconds until cells that another runner has locked are tried again
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many cells a call has run and how many of them failed, and its seconds."""
+    """How many cells were run and recorded, how many failed, and the seconds that it took."""
 
     ran: int
     failed: int
@@ -48,7 +48,7 @@ def run_cell(
     """Trains the run of a cell, or completes its training, and scores it."""
     folder = output / "runs" / cell.run_key
     progress = progress or NoProgress()
-    with lock(output / "locks" / f"{cell.run_key}.work"):  # a lost worker may still run
+    with lock(output / "locks" / f"{cell.run_key}.work"):  # a worker that Ray lost may still run
         train_run(cell.config, machine, folder, resume=True, progress=progress, say=say)
         return evaluate_run(
             folder,
@@ -77,18 +77,18 @@ def run_serially(
     skipped = 0
     while queue:
         cell = queue.popleft()
-        with try_lock(lock_path(output, cell)) as mine:
-            if not mine:
+        with try_lock(lock_path(output, cell)) as locked:
+            if not locked:
                 queue.append(cell)
                 skipped += 1
                 if skipped >= len(queue):  # other runners have all that is left
-                    record.waits(len(queue))
+                    record.report_waiting(len(queue))
                     time.sleep(WAIT)
                     skipped = 0
                 continue
             skipped = 0
             if cell.key in read_results(output / RECORDS).done:
-                record.found(cell)
+                record.done_elsewhere(cell)
                 continue
             say(f"[{record.position} of {record.total}] {cell}")
             record(cell, partial(run_cell, cell, machine, output, progress, say))
@@ -113,15 +113,15 @@ class Recorder:
         """Returns the number of the current cell, counted from 1."""
         return self.ran + self.failed + self.elsewhere + 1
 
-    def found(self, cell: Cell) -> None:
+    def done_elsewhere(self, cell: Cell) -> None:
         """Counts a cell that another runner has done in the meantime."""
         self.elsewhere += 1
         self.say(f"{cell}: done by another runner.")
 
-    def waits(self, count: int) -> None:
-        """Reports that `count` cells are with other runners, whenever the number changes."""
+    def report_waiting(self, count: int) -> None:
+        """Reports that other runners work on `count` cells, whenever the number changes."""
         if count != self.waiting:
-            self.say(f"Waiting for {count} cell(s) that another runner has in work.")
+            self.say(f"Waiting for {count} cell(s) that other runners work on.")
         self.waiting = count
 
     def __call__(self, cell: Cell, work: Callable[[], list[Record]]) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy and time over test batch sizes, for plans whose test images come as streams.
+"""Accuracy and time over test batch sizes, for plans that score streams of test images.
 
 Rows with the same `curve` form one line; they differ in batch size and in stream.
 """
@@ -66,12 +66,12 @@ def accuracy_curves(
     """Returns the accuracy over batch sizes on a domain, or the mean over unseen domains."""
     column = Column("", "target", domain)
     values = [column_mean(column, point.runs, plan) for point in points]
-    return _gather(points, values, stream)
+    return _curves(points, values, stream)
 
 
 def time_curves(points: Sequence[Point], stream: str) -> list[Curve]:
     """Returns the milliseconds per test image over batch sizes."""
-    return _gather(points, [_milliseconds(point) for point in points], stream)
+    return _curves(points, [_milliseconds(point) for point in points], stream)
 
 
 def stream_table(plan: Plan, results: Results) -> Grid | None:
@@ -111,7 +111,7 @@ def stream_table(plan: Plan, results: Results) -> Grid | None:
 
 
 def _milliseconds(point: Point) -> MeanInterval:
-    """Returns the mean time per test image, without interval: other work may be part of it."""
+    """Returns the mean time per test image; without interval, since other work disturbs it."""
     found = mean_interval([_per_image(records) for records in point.runs])
     assert found is not None
     return MeanInterval(found.mean, None, found.n)
@@ -124,7 +124,7 @@ def _per_image(records: Sequence[Record]) -> float:
     return 1000 * seconds / images
 
 
-def _gather(
+def _curves(
     points: Sequence[Point], values: Sequence[MeanInterval | None], stream: str
 ) -> list[Curve]:
     curves: dict[str, Curve] = {}

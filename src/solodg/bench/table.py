@@ -31,7 +31,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 
 
 class Column(NamedTuple):
-    """A column of the table: a metric of the domains of a role, of one or their mean."""
+    """A column of the table: a metric on one domain, or its mean over the domains of a role."""
 
     title: str
     role: str
@@ -114,8 +114,8 @@ def plan_table(plan: Plan, results: Results) -> Grid:
     best = [_best([line[i] for line in estimates], c) for i, c in enumerate(columns)]
     rows = []
     for i, (row, line) in enumerate(zip(plan.rows, estimates, strict=True)):
-        whole = line[[c.title for c in columns].index(UNSEEN_MEAN)]
-        seeds = whole.n if whole else 0
+        unseen_mean = line[[c.title for c in columns].index(UNSEEN_MEAN)]
+        seeds = unseen_mean.n if unseen_mean else 0
         ours = [_entry(value, columns[k], i in best[k], seeds) for k, value in enumerate(line)]
         theirs = [Entry(row.paper.get(name, "-")) for name in paper]
         rows.append([Entry(row.name), *ours, Entry(str(seeds)), *theirs])
@@ -140,7 +140,10 @@ def records_of(plan: Plan, results: Results) -> list[Record]:
 def column_mean(
     column: Column, runs: Sequence[Sequence[Record]], plan: Plan
 ) -> MeanInterval | None:
-    """Returns the mean of a column over seeds; a mean over targets needs all of them of a seed."""
+    """Returns the mean of a column over seeds.
+
+    For a mean over targets, a seed counts only if all of its targets are done.
+    """
     seeds: dict[int, list[float]] = {}
     complete: dict[int, int] = {}
     for records in runs:

@@ -23,7 +23,7 @@ def read_record(where: str) -> Record:
         name, line = where, ""
     path = Path(name)
     if not path.is_file():
-        raise UserError(f"no file of records at {path}.")
+        raise UserError(f"no file of records at {path}: give FILE or FILE:LINE.")
     lines = path.read_text().splitlines()
     if line and not 1 <= int(line) <= len(lines):
         raise UserError(f"{path} has {len(lines)} lines, and no line {line}.")
@@ -33,13 +33,13 @@ def read_record(where: str) -> Record:
         except ValidationError:
             continue  # a failure, or a line cut off by a crash
     place = f"line {line} of {path}" if line else str(path)
-    raise UserError(f"{place} holds no record of this version of solodg.")
+    raise UserError(f"{place} holds no record that this version of solodg can read.")
 
 
 def recorded_config(record: Record) -> dict[str, Any]:
     """Returns the configuration of the record's run.
 
-    What the run did without is turned off, so that no later recipe turns it on.
+    Settings that the run did not have are turned off, so that a newer recipe does not add them.
     """
     return OFF_VALUES | {name: value for name, value in record.config.items() if value is not None}
 
@@ -56,12 +56,16 @@ def repeat(
     values = recorded_config(record)
     if values.get("weights"):
         if weights is None or weights.name != values["weights"]:
-            raise UserError(f"the record was made with {values['weights']}: --weights FILE.")
+            raise UserError(
+                f"the record was made with {values['weights']}: give its path with --weights FILE."
+            )
         values["weights"] = str(weights)
     if dataset is not None:
         values["dataset"] = dataset
     elif values["dataset"] not in DATASETS:
-        raise UserError(f"the record is of own images, {values['dataset']!r}: --dataset PATH.")
+        raise UserError(
+            f"the record is of own images, {values['dataset']!r}: give their path with --dataset."
+        )
     try:
         config = RunConfig(**values)
     except ValidationError as error:
@@ -79,4 +83,4 @@ def repeat(
     for repeated in records:
         if (repeated.domain, repeated.role) == (record.domain, record.role):
             return repeated
-    raise UserError(f"the run gives no score of {record.domain!r} now: is the data another?")
+    raise UserError(f"the repeated run has no score of {record.domain!r}: has the data changed?")

@@ -1,4 +1,4 @@
-"""The command line. Commands import what is slow to import only when they run: --help is quick."""
+"""The command line. Commands import slow modules only when they run, so that --help is quick."""
 
 import errno
 import sys
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train on several domains; then every single test image writes its own classifier.",
+    help="Train image classifiers on several domains that adapt to every single test image.",
     epilog="Start with [bold]solodg demo[/bold]: real digits, three methods, a table, a page.",
 )
 app.command(
@@ -61,8 +61,8 @@ def main() -> None:
             raise
         where = f" ({error.filename})" if error.filename else ""
         err.print(
-            f"error: {error.strerror}{where}. What was saved before is intact: with space and "
-            "permission, the same command (train: with --resume) goes on from it.",
+            f"error: {error.strerror}{where}. What was saved before is intact: once there is "
+            "space or permission, the same command (train: with --resume) continues from it.",
             style="red",
         )
         sys.exit(USER_MISTAKE)

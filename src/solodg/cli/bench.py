@@ -48,7 +48,7 @@ def bench(
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="With --verify: path of the images, if the record is of your own."),
+        typer.Option(help="With --verify: path of your own images, if the record is of such."),
     ] = None,
     on: Annotated[str, typer.Option(help="Where cells run: local, or ray.")] = "local",
     ray_address: Annotated[
@@ -62,9 +62,9 @@ def bench(
 ) -> None:
     """Run a plan (methods x targets x seeds), record the scores and write a table.
 
-    After an interruption the same command goes on where it stopped. A finished cell is never run
-    twice, and plans with the same --output share their runs. If a cell fails, the others are run
-    all the same, and the exit code is 1.
+    After an interruption the same command continues where it stopped. A cell is one method, target
+    and seed. A finished cell is never run twice, and plans with the same --output share their runs.
+    If a cell fails, the others still run, and the exit code is 1.
     """
     machine = validated(Machine, machine_options)
     if verify is not None:
@@ -73,7 +73,7 @@ def bench(
     if config is None:
         raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
     if on not in ("local", "ray"):
-        raise UserError(f"--on {on!r}: local and ray are known.")
+        raise UserError(f"--on {on!r}: choose local or ray.")
     if on == "local" and (ray_address or ray_workers):
         raise UserError("--ray-address and --ray-workers go with --on ray.")
     from solodg.bench.plan import read_plan
@@ -133,8 +133,8 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
             write_atomically(folder / f"{name}.md", table.markdown().encode())
             write_atomically(folder / f"{name}.tex", table.latex().encode())
             write_atomically(folder / f"{name}.csv", table.csv().encode())
-    own = [record.model_dump() for record in records_of(plan, results)]
-    write_lines(folder / f"{plan.name}.jsonl", own)
+    plan_records = [record.model_dump() for record in records_of(plan, results)]
+    write_lines(folder / f"{plan.name}.jsonl", plan_records)
     points = plan_points(plan, results)
     if points:
         plan_figure(plan.title, POINTS_LABEL, points, folder / f"{plan.name}.png")
@@ -181,7 +181,7 @@ def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
     out.print(f"{todo} of {len(cells)} cells to do, about {in_all} on this machine.")
     if any(cell.adapter != "none" and cell.key not in results.done for cell in cells):
         out.print(
-            "Adapting at test time is not in this: a step costs about as much as in training."
+            "Adaptation at test time is not included: a step takes about as long as in training."
         )
 
 

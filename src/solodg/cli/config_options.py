@@ -34,8 +34,8 @@ def with_options(
 ) -> Callable[[Command], Command]:
     """Gives a command further options, which reach it as its keyword arguments.
 
-    They follow the command's own parameters. `after` moves some of its own behind an option: it
-    maps the name of that option to the name of the parameter.
+    They follow the command's own parameters. `after` moves some of these behind an option: it maps
+    the name of the option to the name of the parameter.
     """
     moved = after or {}
 
@@ -80,8 +80,8 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     option = typer.Option(
         _flag(name, field), help=_help(field), metavar=_extra(field).get("metavar")
     )
-    # None tells an option that was not given from one that was given its default: a preset goes
-    # over the default, and what is given goes over the preset.
+    # None marks an option that was not given. It must differ from an option given with the value
+    # of the default: a preset overrides defaults, and given options override the preset.
     optional = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, keyword, default=None, annotation=optional)
 
@@ -95,7 +95,7 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def _help(field: FieldInfo) -> str:
-    """Returns the help text with the default, in the words of the field if it has some."""
+    """Returns the help text with the default; `shown_default` of the field goes first."""
     default = _extra(field).get("shown_default")
     if default is None and isinstance(field.default, str | int | float):
         default = None if isinstance(field.default, bool) else field.default

@@ -9,7 +9,9 @@ from solodg.cli.console import err, out
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for runs and picture.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option(help="Folder for runs, picture and page.")] = Path(
+        "runs/demo"
+    ),
     steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 400,
     seed: Annotated[int, typer.Option(help="Another seed gives other numbers.")] = 0,
 ) -> None:

@@ -32,12 +32,14 @@ def evaluate(
     ] = None,
     stream: Annotated[
         str | None,
-        typer.Option(help="single: one target after another; mixed: all, without domain labels."),
+        typer.Option(
+            help="single: one target domain after another; mixed: all of them, shuffled together."
+        ),
     ] = None,
     reset: Annotated[
         str | None,
         typer.Option(
-            help="When the adapter starts afresh: before each batch, each domain, or never."
+            help="When the adapter is reset: batch (before each), domain (before each), or never."
         ),
     ] = None,
     order_seed: Annotated[int | None, typer.Option(help="Seed of the order of the images.")] = None,

@@ -46,8 +46,8 @@ def predict(
                 elif json_:
                     sys.stdout.write(json.dumps(prediction.to_json(path)) + "\n")
                 else:
-                    certain = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
-                    table.add_row(path, prediction.label, *certain)
+                    numbers = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
+                    table.add_row(path, prediction.label, *numbers)
             advance(len(chunk))
     if not json_ and table.row_count:
         out.print(table)
@@ -77,14 +77,14 @@ def image_paths(arguments: list[str]) -> list[str]:
         else:
             paths.append(argument)
     if not paths:
-        raise UserError("no images given.")
+        raise UserError("no images given: name files or folders, or pipe a list of files to -.")
     return paths
 
 
 def _predict_readable(
     predictor: "ImagePredictor", paths: list[str]
 ) -> list[tuple[str, "Prediction | UserError"]]:
-    """Predicts in one batch; if an image of it is bad, one by one, with errors in their place."""
+    """Predicts one batch; if an image is bad, one by one, with its error in place of a result."""
     try:
         return list(zip(paths, predictor.predict(paths), strict=True))
     except UserError:

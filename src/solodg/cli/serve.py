@@ -26,15 +26,19 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8000,
     max_batch: Annotated[
-        int, typer.Option(help="Images computed at once, from one request or several.")
+        int, typer.Option(help="Most images computed at once, from one request or several.")
     ] = 16,
-    max_images: Annotated[int, typer.Option(help="Images in one request.")] = 32,
-    max_mb: Annotated[float, typer.Option(help="Megabytes in one request.")] = 20.0,
+    max_images: Annotated[int, typer.Option(help="Most images in one request.")] = 32,
+    max_mb: Annotated[float, typer.Option(help="Most megabytes in one request.")] = 20.0,
     max_pixels: Annotated[
-        int, typer.Option(help="Pixels of one image; a larger one is refused before it is decoded.")
+        int,
+        typer.Option(help="Most pixels of an image; a larger one is refused before it is decoded."),
     ] = 50_000_000,
     queue: Annotated[
-        int, typer.Option(help="Images accepted at once; a request beyond that gets status 429.")
+        int,
+        typer.Option(
+            help="Images accepted and not yet answered; a request beyond that gets status 429."
+        ),
     ] = 128,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     token_file: Annotated[
@@ -93,7 +97,7 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
         return None
 
     def draw(pixels: "Pixels") -> bytes:
-        image = pixels.transpose(1, 2, 0)  # as arrays of images are
+        image = pixels.transpose(1, 2, 0)  # (H, W, channels)
         return themed_svg(explain_figure(explain(predictor, projection, image)))
 
     return draw

@@ -28,13 +28,13 @@ def study(
     data_dir: MovedDataDir = None,
     seed: Annotated[int, typer.Option(help="Seed of the images drawn at random.")] = 0,
 ) -> None:
-    """Test whether the gain comes from the single image: swap its information for another's.
+    """Test whether the gain comes from the single image: give it the style or pose of another.
 
-    The style of each test image, and where the model has them its frame and its statistics (image
-    norm), are replaced in turn by those of another image of its domain, of an image of another
-    domain, or of no image: the mean of the sources, none at all, or the classifier of the prior.
-    Accuracies are those of the mean classifier, without sampling; of several runs, their mean with
-    the 95% interval.
+    The study replaces the style of each test image, its pose (frame) and its statistics (image
+    norm) in turn, as far as the model uses them. They then come from another image of its domain,
+    from an image of another domain, or from no image: the mean of the sources, no correction at
+    all, or the classifier of the prior. Accuracies are those of the mean classifier, without
+    sampling; of several runs, their mean with the 95% interval.
     """
     from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
     from solodg.explain.swap_study import study_run
@@ -43,22 +43,20 @@ def study(
     from solodg.runs.folder import moved_machine, read_config
     from solodg.storage import write_json
 
-    answers: dict[str, list[RunAccuracies]] = {}
+    by_part: dict[str, list[RunAccuracies]] = {}
     for run in runs:
         machine, progress = moved_machine(run, data_dir), BarProgress(err)
         found = study_run(run, machine, progress, seed=seed, images=images)
         write_json(run / "study.json", found)
-        for question, accuracies in found.items():
-            answers.setdefault(question, []).append(
-                RunAccuracies(read_config(run).seed, accuracies)
-            )
-    for question, given in answers.items():
-        out.print(study_table(question, given))
+        for part, accuracies in found.items():
+            by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))
+    for part, results in by_part.items():
+        out.print(study_table(part, results))
     path = figure or runs[0] / "study.png"
-    panels = {f"whose {question}?": means_by_donor(given) for question, given in answers.items()}
+    panels = {f"whose {part}?": means_by_donor(results) for part, results in by_part.items()}
     points = {
-        title: [(whose, value.mean, value.half or 0.0) for whose, value in found.items()]
-        for title, found in panels.items()
+        title: [(donor, value.mean, value.half or 0.0) for donor, value in means.items()]
+        for title, means in panels.items()
     }
     study_figure(points, path)
     out.print(f"Picture: {path}; numbers: study.json in each run.")

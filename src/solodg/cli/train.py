@@ -14,7 +14,7 @@ from solodg.errors import UserError, unknown_name
 from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
-_LAST = ("devices", "num_nodes", "strategy", "precision")  # what few runs need is shown last
+_LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --help shows them last
 
 
 @with_options(
@@ -34,7 +34,7 @@ def train(
         typer.Option(help="literal: the paper's recipe taken literally, 10,000 steps."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output, if there is one.")
+        bool, typer.Option("--resume", help="Continue the run in --output, if there is one.")
     ] = False,
     **options: Any,
 ) -> None:
@@ -57,25 +57,25 @@ def train(
 
 
 def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
-    """Returns what was asked for: given options over those of the preset."""
+    """Builds the configuration; given options override those of the preset."""
     if preset is not None and preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     variant = options["variant"]
     algorithm = options["algorithm"] or _default_algorithm(preset, variant)
     values = dict(PRESETS[preset]) if preset else {}
     if algorithm != "solo":
-        values.pop("variant", None)  # a preset's variant is one of solo; its budget is for all
+        values.pop("variant", None)  # a preset's variant is one of solo; its other settings fit all
     values |= {name: value for name, value in options.items() if value is not None}
     arguments = assignments(options["arguments"] or [])
     return validated(RunConfig, values | {"algorithm": algorithm, "arguments": arguments})
 
 
 def _default_algorithm(preset: str | None, variant: str | None) -> str:
-    """Returns solo_plus, or solo where one of its presets or variants is asked for."""
+    """Returns solo_plus, or solo where one of its presets or variants is given."""
     from solodg.algorithms import ALGORITHMS
 
-    ours = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
-    return "solo_plus" if ours else "solo"
+    fits_plus = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
+    return "solo_plus" if fits_plus else "solo"
 
 
 def assignments(pairs: Iterable[str]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _default_folder(config: ResolvedConfig) -> Path:
 
 
 def _is_first_process() -> bool:
-    """Says whether this is the first of the processes that a distributed run starts."""
+    """Returns whether this is the first of the processes that a distributed run starts."""
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
 
 

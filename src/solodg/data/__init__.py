@@ -1,4 +1,4 @@
-"""Datasets by name. Adding one: a file here (or a folder entry below) and a row in the README."""
+"""Datasets by name. To add one: a file here (or an entry below), and a row in docs/datasets.md."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""DomainDataset: images of named domains with one list of classes, and what training sees of it.
+"""Images with their classes and domains, and the part of them that training receives.
 
-`leave_out(targets)` returns a SourceData without the target domains: it holds neither their images
-nor their labels, nor a reference to anything that does. Only `targets()` returns those.
+`DomainDataset.leave_out(targets)` returns a `SourceData` without the target domains: it holds
+neither their images nor their labels, nor a reference to anything that does. Only
+`DomainDataset.targets` returns images of target domains.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class SourceData:
-    """All that training sees: the images of the source domains and the names of the classes."""
+    """The data that training receives: images of the source domains, and the names of classes."""
 
     train: LabelledImages
     val: LabelledImages
@@ -90,7 +91,7 @@ class SourceData:
         return self.train.domain_names
 
     def check(self) -> None:
-        """Raises an error if a class or a domain has no training image, or validation none."""
+        """Raises `UserError` if a class or domain has no training image, or if `val` is empty."""
         missing = sorted(set(range(len(self.classes))) - set(self.train.labels.tolist()))
         if missing:
             raise unknown_name(
@@ -113,7 +114,7 @@ class SourceData:
             )
 
     def holding_out(self, domain: int) -> "SourceData":
-        """Returns the data without one domain, whose validation images become the validation."""
+        """Returns the data without one domain, but with its validation images for validation."""
 
         def without(part: LabelledImages) -> LabelledImages:
             kept = part.subset(np.flatnonzero(part.domains != domain))
@@ -199,8 +200,8 @@ class DomainDataset:
     def targets(self, names: Sequence[str], part: int = TEST) -> dict[str, LabelledImages]:
         """Returns the images to score of each target domain: its test images, or all of them.
 
-        With `part=VAL` these are its validation images. Methods are chosen with them where a
-        source domain plays the target, so that no test image is used.
+        With `part=VAL` these are its validation images. Plans that choose settings score them,
+        with a source domain in place of the target, so that no test image is used.
         """
         result = {}
         for name in self.canonical(names):
@@ -231,8 +232,8 @@ class DomainDataset:
     def _assigned(self, kept: list[int], seed: int, val_fraction: float) -> Ints:
         """Returns `split` with the unassigned images of the kept domains divided by `seed`."""
         split = self.split.copy()
-        open_ = np.flatnonzero((split == UNASSIGNED) & np.isin(self.domains, kept))
-        if len(open_) == 0:
+        unassigned = np.flatnonzero((split == UNASSIGNED) & np.isin(self.domains, kept))
+        if len(unassigned) == 0:
             return split
         generator = numpy_generator(seed, "split", self.name)
         if self.groups is not None:
@@ -241,20 +242,20 @@ class DomainDataset:
                 for group, part in zip(self.groups, self.split, strict=True)
                 if part != UNASSIGNED
             }
-            for row in open_:  # an open image goes where the rest of its group was put
+            for row in unassigned:  # an unassigned image joins the part of its group
                 split[row] = given.get(int(self.groups[row]), UNASSIGNED)
-            open_ = open_[split[open_] == UNASSIGNED]
-            if len(open_) == 0:
+            unassigned = unassigned[split[unassigned] == UNASSIGNED]
+            if len(unassigned) == 0:
                 return split
-            in_val = _group_holdout(self.groups[open_], val_fraction, generator)
+            in_val = _group_holdout(self.groups[unassigned], val_fraction, generator)
         else:
-            cells = self.domains[open_] * len(self.classes) + self.labels[open_]
+            cells = self.domains[unassigned] * len(self.classes) + self.labels[unassigned]
             in_val = _stratified_holdout(cells, val_fraction, generator)
-        split[open_] = np.where(in_val, VAL, TRAIN)
+        split[unassigned] = np.where(in_val, VAL, TRAIN)
         return split
 
     def _check_groups(self, split: Ints) -> None:
-        """Raises an error if images of one group are in two parts."""
+        """Raises `UserError` if images of one group are in two parts."""
         if self.groups is None:
             return
         pairs = np.unique(np.stack([self.groups, split])[:, split != UNASSIGNED], axis=1)
@@ -262,7 +263,7 @@ class DomainDataset:
         if (counts > 1).any():
             member = int(np.flatnonzero(self.groups == groups[counts > 1][0])[0])
             raise UserError(
-                f"{int((counts > 1).sum())} group(s) of {self.name} stand in more than one split, "
+                f"{int((counts > 1).sum())} group(s) of {self.name} are in more than one split, "
                 f"e.g. that of {self.images.keys()[member].rsplit(':', 1)[0]}. Give all images "
                 "of a group the same split."
             )

@@ -30,7 +30,9 @@ def load_folder(
     found = sorted(d.name for d in root.iterdir() if d.is_dir() and not d.name.startswith("."))
     if domains is not None:
         found = _published_domains(root, found, domains)
-    spelling = {normalise_name(d): d for d in domains or ()}  # published names over what is on disk
+    spelling = {
+        normalise_name(d): d for d in domains or ()
+    }  # names as published, whatever the folders' spelling
     rows: list[tuple[str, str, str]] = []  # path, class, domain
     for domain in found:
         images = [
@@ -95,11 +97,11 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
                 raise UserError(f"{path}, line {line}: {column} is empty.")
         if values["split"].lower() not in SPLIT_NAMES:
             raise UserError(
-                f"{path}, line {line}: split {values['split']!r} is none of train, val, test."
+                f"{path}, line {line}: split {values['split']!r} is not train, val, test or empty."
             )
         if values["path"] in seen:
             raise UserError(
-                f"{path}, line {line}: {values['path']} stands in line {seen[values['path']]} too."
+                f"{path}, line {line}: {values['path']} is in line {seen[values['path']]} too."
             )
         seen[values["path"]] = line
         rows.append((values["path"], values["label"], values["domain"]))

@@ -1,7 +1,7 @@
 """Sources of pixels: arrays in memory, or files that are decoded once and kept if memory allows.
 
-Pixels are gathered with NumPy. Episodes are read in threads, and a torch operation in a second
-thread would start a second pool of workers, which competes with the model for the same cores.
+They copy pixels with NumPy, not with torch: episodes are read in threads, and a torch operation in
+a second thread would start a second pool of workers that competes with the model for the cores.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ class ImageFiles:
         return len(self.paths)
 
     def take(self, indices: Indices) -> Tensor:
-        """Returns the chosen images, (B, channels, size, size) uint8, and decodes the missing."""
+        """Returns the chosen images, (B, channels, size, size) uint8; decodes those not kept."""
         wanted = [int(i) for i in indices]
         missing = [i for i in wanted if i not in self._kept]
         decoded = dict(zip(missing, _decoders().map(self._decode, missing), strict=True))
@@ -104,7 +104,7 @@ class ImageFiles:
         return torch.from_numpy(np.stack([p.numpy() for p in pixels]))
 
     def subset(self, indices: Indices) -> "ImageFiles":
-        """Returns the chosen files, with what is decoded of them."""
+        """Returns the chosen files, with those of their images that are decoded already."""
         chosen = [int(i) for i in indices]
         part = ImageFiles(
             self.root,

@@ -1,4 +1,4 @@
-"""How a dataset is loaded, and what the registry knows of each."""
+"""The entry of a dataset in the registry, and the settings with which it is loaded."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DEFAULT_MEMORY_GB = 4.0
 
 @dataclass(frozen=True)
 class Loading:
-    """What a reader of datasets needs besides the name: place, size of images, seed, limits."""
+    """The settings with which a dataset is loaded: folder, image size, seed, memory."""
 
     data_dir: Path
     image_size: int

@@ -1,7 +1,8 @@
 """PACS (Li et al., 2017): 9,991 images of 7 classes as photo, art painting, cartoon, sketch.
 
-With the authors' lists (`<domain>_{train,crossval}_kfold.txt`) their fixed split is used, as in
-the paper; without them a seeded one. The whole target domain is scored either way.
+The split is the authors' fixed one, as in the paper, where their lists are found
+(`<domain>_{train,crossval}_kfold.txt`), otherwise a random one by seed. The whole target domain is
+scored either way.
 """
 
 from dataclasses import replace
@@ -46,7 +47,7 @@ def _find_lists(root: Path, data_dir: Path) -> Path | None:
 def _read_split(
     dataset: DomainDataset, lists: Path
 ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The authors' split; labels in the lists are 1-based and must agree with the folders."""
+    """Reads the authors' split. Labels in the lists are 1-based and must agree with the folders."""
     assert isinstance(dataset.images, ImageFiles)
     position = {Path(p).as_posix(): i for i, p in enumerate(dataset.images.paths)}
     split = np.zeros(len(position), dtype=np.int64)

@@ -31,7 +31,7 @@ _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat",
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
-_LARGEST_MATRIX = 64  # pixels; beyond, a matrix would be larger than the work it saves
+_LARGEST_MATRIX = 64  # pixels a side; for larger images the matrix costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class RotatedImages:
         angles = self._angle[chosen]
         out = torch.empty(len(chosen), self.size, self.size, dtype=torch.uint8)
         for angle in np.unique(angles):
-            own = np.flatnonzero(angles == angle)
-            upright = self.base[torch.from_numpy(self._which[chosen[own]])]
-            out[torch.from_numpy(own)] = rotate(upright, ANGLES[angle], self.size)
+            rows = np.flatnonzero(angles == angle)
+            upright = self.base[torch.from_numpy(self._which[chosen[rows]])]
+            out[torch.from_numpy(rows)] = rotate(upright, ANGLES[angle], self.size)
         return out[:, None].expand(-1, self.channels, -1, -1).contiguous()
 
     def subset(self, indices: Indices) -> "RotatedImages":
@@ -254,7 +254,7 @@ def _find_idx(family: _Family, data_dir: Path) -> Path | None:
 
 
 def _is_of_another_family(data_dir: Path, family: _Family) -> bool:
-    """Says whether the folder holds the other dataset, by its name: IDX files do not tell."""
+    """Returns whether the folder's name is that of the other dataset: IDX files do not tell."""
     name = normalise_name("".join(data_dir.parts[-2:]))
     fashion = "fashion" in name
     return fashion if family is _MNIST else ("mnist" in name and not fashion)

@@ -1,4 +1,4 @@
-"""Turns pixels into inputs of a model: scaled for evaluation, augmented for training.
+"""Turns pixels into inputs of a model: scaled to [0, 1], and augmented in training.
 
 Augmentation works on whole batches, on the device of the model, with parameters drawn for each
 image from an explicit generator. Crop, resize and flip are one sampling grid; the changes of

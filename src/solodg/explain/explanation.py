@@ -66,7 +66,7 @@ class Explanation:
     after: ClassifierOutput
     nearest: tuple[Neighbour, ...]
     truth: int | None = None  # number of the true class, where it is known
-    aligned: NDArray[np.uint8] | None = None  # the image in its canonical pose, where one is found
+    aligned: NDArray[np.uint8] | None = None  # the image with its pose corrected, if the model does
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -75,7 +75,7 @@ class Explanation:
 
     @cached_property
     def moved(self) -> Floats | None:
-        """Distance that each prototype moved over its length before, (C,), all rows centred."""
+        """How far each centred prototype moved, relative to its length before, (C,)."""
         if self.before is None or self.before.prototypes is None or self.after.prototypes is None:
             return None
         start = centred(self.before.prototypes)
@@ -85,7 +85,7 @@ class Explanation:
 
     @property
     def important(self) -> list[int]:
-        """The numbers of all classes: predicted, true and predicted before come first."""
+        """The numbers of all classes, those to show first: predicted, true, predicted before."""
         weight = self.predictions.probabilities[0].copy()  # (C,)
         before, chosen_before = self.predictions.before, self.predictions.chosen_before
         if before is not None and chosen_before is not None:

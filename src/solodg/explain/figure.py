@@ -31,7 +31,7 @@ def explain_figure(e: Explanation, name: str = "") -> Figure:
         _draw_image(_add(figure, 0.25, 2.3, 2.4, 2.4), e.pixels, short(name, 26))
     else:
         _draw_image(_add(figure, 0.2, 2.9, 1.25, 1.25), e.pixels, short(name, 14))
-        _draw_image(_add(figure, 1.6, 2.9, 1.25, 1.25), e.aligned, "in its own pose")
+        _draw_image(_add(figure, 1.6, 2.9, 1.25, 1.25), e.aligned, "pose corrected")
     _draw_nearest(figure, e)
     draw_projection(_add(figure, 3.0, 0.72, 4.6, 3.8), e)
     rows = shown_classes(e)
@@ -92,7 +92,7 @@ def subline(e: Explanation) -> str:
         before = uncertainty(e.predictions.before[0])
         words.append(f"uncertainty {before:.2f} before, {after:.2f} after")
         if e.aligned is not None:
-            words.append("read in its own pose both times")
+            words.append("pose corrected both times")
     return "; ".join(words)
 
 

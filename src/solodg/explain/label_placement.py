@@ -52,7 +52,7 @@ def place_names(
         taken.append(box)
         text.set_transform(axis.transData)
         text.set_position(axis.transData.inverted().transform(box[:2]))
-        _lead(axis, centre, box, (name.gap + _FAR) * unit, name.colour)
+        _draw_leader_line(axis, centre, box, (name.gap + _FAR) * unit, name.colour)
         written.append(text)
     return written
 
@@ -85,7 +85,9 @@ def _free_place(
     return best
 
 
-def _lead(axis: Any, centre: NDArray[np.float64], box: Box, far: float, colour: str) -> None:
+def _draw_leader_line(
+    axis: Any, centre: NDArray[np.float64], box: Box, far: float, colour: str
+) -> None:
     """Draws a thin line to a name that had to go far from its marker."""
     near = np.clip(centre, box[:2], box[2:])
     if np.abs(near - centre).max() < far - 0.5:

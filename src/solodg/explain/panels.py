@@ -1,7 +1,7 @@
 """The panels of an explanation's figure, each drawn on its own axes.
 
-Colour shows the kind of a marker, never its class: 65 colours cannot be told apart, so classes are
-named.
+Colour shows the kind of a marker, never its class: nobody can tell 65 colours apart. Classes are
+named instead.
 """
 
 import textwrap

@@ -110,8 +110,8 @@ def fit_projection(algorithm: Algorithm, images: LabelledImages, progress: Progr
             small.append(thumbnails(batch.x))
             advance(len(batch.y))
     embeddings = np.concatenate(found)
-    own = getattr(algorithm, "source_centres", None)  # the classifier is written from these
-    centres = (sums.over(sums.domains).mean if own is None else own).double().numpy()
+    stored = getattr(algorithm, "source_centres", None)  # the classifier is written from these
+    centres = (sums.over(sums.domains).mean if stored is None else stored).double().numpy()
     origin = centres.mean(0)
     axes = principal_axes(centres - origin, embeddings - embeddings.mean(0))
     return Projection(

@@ -24,7 +24,7 @@ def means_by_donor(
 ) -> dict[str, MeanInterval]:
     """Returns the mean accuracy over seeds, in %, for each kind of donor.
 
-    Of one unseen domain; or, with None, of the mean over the unseen domains of a seed's runs.
+    With `domain` it is that of one unseen domain, otherwise of the mean over unseen domains.
     """
     values: dict[str, dict[int, list[float]]] = {}  # donor -> seed -> accuracies
     for seed, accuracies in runs:

@@ -8,9 +8,11 @@ and the statistics of image norm. They come from
     same domain   a random other image of its domain
     other domain  a random image of another domain
 
-or from no single image: `mean` is the mean style or pose of source training images, `prior` the
-classifier that the meta-prior writes from the source class centres alone, `none` no change of pose,
-or the statistics of the sources alone.
+or from no single image:
+
+    mean          the mean style or pose of source training images
+    prior         in place of a style: the classifier written from the source class centres alone
+    none          the pose is not changed; or the statistics are those of the sources alone
 
 Accuracies are those of the mean classifier; `solodg evaluate` averages sampled classifiers, which
 may differ in a few images.
@@ -71,11 +73,12 @@ class LabelledFeatures(NamedTuple):
 
 
 def open_study(folder: Path, machine: Machine | None, *, images: int | None = None) -> StudiedRun:
-    """Loads a run with its data; `images` of each unseen domain are drawn, or all of them."""
+    """Loads a run with its data; draws `images` of each unseen domain, or takes all (None)."""
     algorithm, info = checkpoint.load(folder)
     if not adapts(algorithm):
         raise UserError(
-            f"{info.algorithm!r} ({info.variant}) reads no style: only solo and solo_plus do."
+            f"{info.algorithm!r} ({info.variant}) reads no style. Give a run of solo or solo_plus, "
+            "of any variant but invariant."
         )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
@@ -120,40 +123,45 @@ def swap_styles(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accura
     algorithm, source, targets, device = run
     count = len(source) + sum(len(part) for part in targets.values())
     with progress.bar("Reading images", count) as advance:
-        known = _read_features(algorithm, source, device, advance).features.style
+        source_styles = _read_features(algorithm, source, device, advance).features.style
         unseen = {
             name: _read_features(algorithm, part, device, advance) for name, part in targets.items()
         }
     generator = torch_generator(seed, "style-study")
     result = {}
-    for name, own in unseen.items():
+    for name, images in unseen.items():
         others = [other.features.style for key, other in unseen.items() if key != name]
-        foreign = torch.cat(others) if others else known
-        result[name] = style_accuracies(algorithm, own, foreign, known, generator)
+        other_domains = torch.cat(others) if others else source_styles
+        result[name] = style_accuracies(algorithm, images, other_domains, source_styles, generator)
     return result
 
 
 def style_accuracies(
     algorithm: Solo,
-    own: LabelledFeatures,
-    foreign: Tensor,
-    known: Tensor,
+    images: LabelledFeatures,
+    other_domains: Tensor,
+    source: Tensor,
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Returns the accuracy on one domain with the style of each kind of donor.
 
-    `foreign` are styles (N, S) of other domains, `known` those of source images.
+    `images` are those of the domain. `other_domains` are styles (N, S) of images of other unseen
+    domains, `source` those of source images.
     """
-    features, count = own.features, len(own.labels)
+    features, count = images.features, len(images.labels)
     styles = {
         "own": features.style,
         "same domain": features.style[_random_derangement(count, generator)],
-        "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
-        "mean": known.mean(0).expand_as(features.style),
+        "other domain": other_domains[
+            torch.randint(len(other_domains), (count,), generator=generator)
+        ],
+        "mean": source.mean(0).expand_as(features.style),
     }
     logits = {n: algorithm.logits(features._replace(style=style)) for n, style in styles.items()}
     logits["prior"] = algorithm.prior_logits(features._replace(style=styles["mean"]))
-    return {name: float((v.argmax(1) == own.labels).double().mean()) for name, v in logits.items()}
+    return {
+        name: float((v.argmax(1) == images.labels).double().mean()) for name, v in logits.items()
+    }
 
 
 @torch.inference_mode()
@@ -166,7 +174,7 @@ def swap_poses(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accurac
     if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
         return None
     estimate = algorithm.frame.poses  # images -> (B, 2, 3) affine maps
-    known = torch.cat([estimate(batch.x.to(device)) for batch in input_batches(source)])
+    source_poses = torch.cat([estimate(batch.x.to(device)) for batch in input_batches(source)])
     poses = {
         name: torch.cat([estimate(batch.x.to(device)) for batch in input_batches(part)])
         for name, part in targets.items()
@@ -176,12 +184,14 @@ def swap_poses(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accurac
     with progress.bar("Swapping poses", sum(map(len, targets.values())) * len(FRAMES)) as advance:
         for name, part in targets.items():
             others = [maps for key, maps in poses.items() if key != name]
-            foreign, count = torch.cat(others) if others else known, len(part)
+            other_poses, count = torch.cat(others) if others else source_poses, len(part)
             donors = {
                 "own": poses[name],
                 "same domain": poses[name][_random_derangement(count, generator)],
-                "other domain": foreign[torch.randint(len(foreign), (count,), generator=generator)],
-                "mean": mean_pose(known).expand(count, 2, 3),
+                "other domain": other_poses[
+                    torch.randint(len(other_poses), (count,), generator=generator)
+                ],
+                "mean": mean_pose(source_poses).expand(count, 2, 3),
                 "none": torch.eye(2, 3, device=device).expand(count, 2, 3),
             }
             result[name] = {

@@ -35,10 +35,10 @@ def accuracy_by_domain(
                 axis.axvspan(position - 0.5, position + 0.5, color="0.9", lw=0)
     for index, (name, records) in enumerate(rows.items()):
         accuracy = {r.domain: 100 * r.metrics["accuracy"] for r in records}
-        known = [d for d in order if d in accuracy]
+        scored = [d for d in order if d in accuracy]
         curves.plot(
-            [order.index(d) for d in known],
-            [accuracy[d] for d in known],
+            [order.index(d) for d in scored],
+            [accuracy[d] for d in scored],
             color=COLOURS[index],
             marker=MARKERS[index],
             label=name,

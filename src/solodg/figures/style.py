@@ -38,7 +38,7 @@ text{{fill:currentColor}}
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     """Makes an empty figure, its size in inches.
 
-    It is unknown to pyplot, so that threads can draw at the same time and none stays open.
+    It is not registered with pyplot, so threads can draw at the same time and no figure stays open.
     """
     figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)

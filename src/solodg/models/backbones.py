@@ -32,8 +32,8 @@ _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 class Backbone(Extractor):
     """Computes features of images (B, C, H, W) by a network, after normalising the images.
 
-    `mean` and `std` normalise each channel; `readings` are the ways in which image norm reads an
-    image (see image_norm.py).
+    `mean` and `std` normalise each channel. `readings` are the ways in which image norm normalises
+    the feature maps of an image (image_norm.py), each given by its number of source pixels.
     """
 
     channels: int
@@ -67,7 +67,7 @@ class Backbone(Extractor):
 
         In training each image goes through one random reading.
         """
-        with self._read_at_random(x) as drawn:
+        with self._random_readings(x) as drawn:
             stages = self.net(self._prepared(x))
         style = torch.cat([_channel_means(m) for m in stages.maps], 1)
         if drawn:
@@ -76,12 +76,12 @@ class Backbone(Extractor):
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of images without computing their style."""
-        with self._read_at_random(x) as drawn:
+        with self._random_readings(x) as drawn:
             embedding: Tensor = self.net.embed(self._prepared(x))
         return embedding if drawn else self._mean_reading(embedding)
 
     @contextmanager
-    def _read_at_random(self, x: Tensor) -> Iterator[bool]:
+    def _random_readings(self, x: Tensor) -> Iterator[bool]:
         """Draws a reading for each image in training; yields whether readings were drawn."""
         if len(self.readings) == 1 or not self.training:
             yield False
@@ -91,7 +91,7 @@ class Backbone(Extractor):
             yield True
 
     def _prepared(self, x: Tensor) -> Tensor:
-        """Returns normalised images; unless readings are drawn, once per reading."""
+        """Returns normalised images: each once in training, otherwise once per reading."""
         x = self._normalise(x)
         if len(self.readings) == 1 or self.training:
             return x
@@ -105,7 +105,7 @@ class Backbone(Extractor):
 
     @contextmanager
     def reading(self, source_pixels: float) -> Iterator[None]:
-        """Inside, images are normalised by the reading with this number of source pixels only."""
+        """Inside, the backbone has one reading only, the one with this number of source pixels."""
         before, norms = self.readings, image_norms(self.net)
         self.readings = (source_pixels,)
         for norm in norms:
@@ -120,10 +120,10 @@ class Backbone(Extractor):
     def last_map(self, x: Tensor) -> Tensor:
         """Returns the last feature map (B, C, H, W), or the embedding where there is no map.
 
-        With several readings: in training the map of a random one; otherwise the maps of all, one
-        reading after the other (readings * B, C, H, W).
+        With several readings: in training the map of a random reading; otherwise the maps of all,
+        one reading after the other (readings * B, C, H, W).
         """
-        with self._read_at_random(x):
+        with self._random_readings(x):
             last: Tensor = self.net.last_map(self._prepared(x))
         return last
 
@@ -243,6 +243,6 @@ def build_backbone(
 
 def _channel_means(stage: Tensor) -> Tensor:
     """Averages maps (B, C, H, W) or tokens (B, N, C) over positions: (B, C)."""
-    if stage.ndim == 4:  # as tokens, so that the gradient too comes with channels last
+    if stage.ndim == 4:  # as tokens, so that the gradient has channels last too
         stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
     return stage.mean(1)

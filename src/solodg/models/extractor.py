@@ -41,7 +41,8 @@ class Extractor(nn.Module):
 class ReadyFeatures(Extractor):
     """Reads features that a frozen backbone computed beforehand, once per reading.
 
-    An input row holds embedding and style of every reading: (B, readings * (D + S)).
+    A reading is one way to normalise an image (image_norm.py). An input row holds the embedding
+    and the style of every reading: (B, readings * (D + S)).
     """
 
     def __init__(self, embedding_dim: int, style_dim: int, readings: int = 1) -> None:

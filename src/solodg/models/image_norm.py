@@ -39,8 +39,8 @@ class ImageBatchNorm(nn.BatchNorm2d):
     """Replaces a BatchNorm (with its activation, if any) and normalises each image by the mix.
 
     Weights and statistics have the names of the BatchNorm, so that checkpoints fit both. With
-    several readings a batch holds all images once per reading, one reading after the other; unless
-    `drawn` gives the reading of each row.
+    several readings a batch holds all images once per reading, one reading after the other. If
+    `drawn` is set, it holds each image once, and `drawn` is the reading of each row.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, readings: Sequence[float]) -> None:
@@ -48,8 +48,8 @@ class ImageBatchNorm(nn.BatchNorm2d):
         if norm.running_mean is not None:
             self.to(norm.running_mean)  # device and type
         self.load_state_dict(norm.state_dict(), strict=False)
-        for own, given in zip(self.parameters(), norm.parameters(), strict=False):
-            own.requires_grad_(given.requires_grad)
+        for copied, original in zip(self.parameters(), norm.parameters(), strict=False):
+            copied.requires_grad_(original.requires_grad)
         self.readings = tuple(readings)  # source pixels of each
         self.drawn: Tensor | None = None  # (B,) reading of each row
         self.donor: Tensor | None = None  # (B,) row whose statistics replace those of each image
@@ -141,8 +141,8 @@ def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
     """Replaces every BatchNorm of a network by an ImageBatchNorm with these readings."""
     if not replace_batch_norms(net, lambda norm: ImageBatchNorm(norm, readings)):
         raise UserError(
-            "image norm works on BatchNorm, and this backbone has none (other norms are the "
-            "image's own already). Turn it off with --image-norm 0, or take e.g. resnet18."
+            "image norm works on BatchNorm, and this backbone has none (other norms use the "
+            "image's own statistics already). Turn it off with --image-norm 0, or try resnet18."
         )
 
 

@@ -102,7 +102,7 @@ class SmallCNN(Network):
         return [list(block.parameters()) for block in self.blocks]
 
     def forward(self, x: Tensor) -> Stages:
-        """Returns the map of each block and their pooled last one."""
+        """Returns the map of each block, and the last one pooled."""
         maps = []
         for block in self.blocks:
             x = block(x)
@@ -256,7 +256,10 @@ def _timm_stages(name: str, channels: int, image_size: int, pretrained: bool) ->
         return TimmStages(model)
     if getattr(model, "feature_info", None) and hasattr(model, "forward_head"):
         return HookedTimmStages(model)
-    raise UserError(f"backbone {name!r} does not name its stages; try one of the same family.")
+    raise UserError(
+        f"backbone {name!r} does not name its stages, from which the style is computed. "
+        "Try another model, e.g. resnet18."
+    )
 
 
 def _create(name: str, arguments: dict[str, Any], image_size: int) -> Any:

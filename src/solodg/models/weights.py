@@ -17,41 +17,42 @@ _CLASSIFIERS = ("classifier.6", "fc", "head", "classifier")  # layers that a fil
 
 
 def load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
-    """Loads a safetensors file into a network; a user error if it is of another model.
+    """Loads a safetensors file into a network; raises `UserError` if it is of another model.
 
     Colour filters of the first convolution are adapted to grey images.
     """
     if not path.is_file():
-        raise UserError(f"no weights file at {path}.")
+        raise UserError(f"no weights file at {path}: --weights takes a safetensors file.")
     try:
         state = load_file(path)
     except Exception as error:  # safetensors raises its own, undocumented types
         raise UserError(f"{path} is not a readable safetensors file ({error}).") from error
     model = cast(nn.Module, getattr(net, "model", net))
-    own = model.state_dict()
-    for key in set(state) & set(own):
-        if channels != 3 and _is_colour_convolution(state[key], own[key]):
+    expected = model.state_dict()
+    for key in set(state) & set(expected):
+        if channels != 3 and _is_colour_convolution(state[key], expected[key]):
             state[key] = adapt_input_conv(channels, state[key])
     heads = getattr(model, "default_cfg", {}).get("classifier") or _CLASSIFIERS
     heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    foreign = [k for k in state if k not in own and not k.startswith(heads)]
-    fitting = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
+    foreign = [k for k in state if k not in expected and not k.startswith(heads)]
+    fitting = {k: v for k, v in state.items() if k in expected and v.shape == expected[k].shape}
     # BatchNorm's counter of batches is not a weight, and many published files leave it out.
-    missing = [k for k in own if k not in fitting and not k.endswith("num_batches_tracked")]
+    missing = [k for k in expected if k not in fitting and not k.endswith("num_batches_tracked")]
     if missing or foreign:
         raise UserError(
-            f"{path} does not fit backbone {name!r}: {len(missing)} of {len(own)} tensors are "
+            f"{path} does not fit backbone {name!r}: {len(missing)} of {len(expected)} tensors are "
             f"missing or of another shape, {len(foreign)} are not of this model, "
-            f"e.g. {(missing + foreign)[0]!r}. Is it for another model?"
+            f"e.g. {(missing + foreign)[0]!r}. Give the weights of this backbone, or "
+            "name theirs with --backbone."
         )
     model.load_state_dict(fitting, strict=False)
 
 
-def _is_colour_convolution(given: Tensor, own: Tensor) -> bool:
+def _is_colour_convolution(given: Tensor, expected: Tensor) -> bool:
     """Returns whether both are the same convolution except that `given` reads three channels."""
     return (
-        given.ndim == own.ndim == 4
+        given.ndim == expected.ndim == 4
         and given.shape[1] == 3
-        and given.shape[0] == own.shape[0]
-        and given.shape[2:] == own.shape[2:]
+        and given.shape[0] == expected.shape[0]
+        and given.shape[2:] == expected.shape[2:]
     )

@@ -1,6 +1,7 @@
-"""What all predictors have in common: images in, predictions out. Without torch.
+"""The base class of predictors: images in, predictions out. It does not import torch.
 
-A run folder (`predict.torch`) and an exported file (`predict.onnx`) give the same predictions.
+The model of a run folder (`predict.torch`) and that of an exported file (`predict.onnx`) give the
+same predictions.
 """
 
 from abc import ABC, abstractmethod

@@ -53,8 +53,8 @@ def to_onnx(predictor: Predictor) -> bytes:
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
-    known = {"model": predictor.info.model_dump(), "versions": _versions()}
-    model.metadata_props.add(key=METADATA, value=json.dumps(known))
+    metadata = {"model": predictor.info.model_dump(), "versions": _versions()}
+    model.metadata_props.add(key=METADATA, value=json.dumps(metadata))
     model.producer_name, model.producer_version = "solodg", version("solodg")
     if model.ByteSize() > _MAX_BYTES:
         raise UserError("a model of more than 2 GB does not fit into one ONNX file.")
@@ -75,7 +75,7 @@ class _Graph(nn.Module):
 
 
 def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
-    """Returns a copy in which every BatchNorm has a scale and a shift, be they one and zero.
+    """Returns a copy in which every BatchNorm has a scale and a shift; added ones are one and zero.
 
     The exporter supports no BatchNorm without them.
     """
@@ -91,7 +91,7 @@ def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
 def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
     """Exports by tracing, which takes a second where the newer exporter takes twenty.
 
-    Tracing may take a size of the example batch for a constant; `_largest_difference` finds that.
+    Tracing may record a size of the example batch as a constant; `_largest_difference` detects it.
     """
     names = OUTPUTS[: len(graph(example))]
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -143,5 +143,5 @@ def _noise(predictor: Predictor, count: int) -> Pixels:
 def _versions() -> dict[str, str]:
     import onnxruntime
 
-    known = {name: version(name) for name in ("solodg", "torch", "timm", "onnx")}
-    return known | {"onnxruntime": onnxruntime.__version__}  # several packages may provide it
+    versions = {name: version(name) for name in ("solodg", "torch", "timm", "onnx")}
+    return versions | {"onnxruntime": onnxruntime.__version__}  # several packages may provide it

@@ -47,7 +47,7 @@ def is_onnx(path: str | Path) -> bool:
 
 
 def open_session(content: bytes, name: str) -> "InferenceSession":
-    """Opens an ONNX model on the CPU; `name` stands in error messages.
+    """Opens an ONNX model on the CPU; `name` is used in errors.
 
     It never uses another device, so that a prediction does not depend on the machine's hardware.
     """

@@ -32,7 +32,7 @@ class Card:
     right: bool
     figures: list[Picture]
     nearest: list[tuple[Picture, str]]  # source training images with their captions
-    aligned: Picture | None  # the image in the pose that the model estimates, where it does
+    aligned: Picture | None  # the image with its pose corrected; None: the model has no pose part
 
     @property
     def after(self) -> str:
@@ -106,7 +106,7 @@ def _card(
             chart(probabilities_figure(e), f"Probabilities of the classes for {alt}"),
         ],
         nearest=_nearest(e),
-        aligned=None if e.aligned is None else photo(e.aligned, f"{alt} in its own pose"),
+        aligned=None if e.aligned is None else photo(e.aligned, f"{alt} with its pose corrected"),
     )
 
 

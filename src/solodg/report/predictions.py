@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
 from solodg.predict.torch import Predictor
-from solodg.progress import Progress
-from solodg.runs.build import Say, input_batches
+from solodg.progress import Progress, Say
+from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol

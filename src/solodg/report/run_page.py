@@ -8,7 +8,7 @@ import numpy as np
 from solodg.explain.projection import stored_projection
 from solodg.figures.html import Picture, chart, write_page
 from solodg.predict.torch import Predictor
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.report.charts import (
     LabelledPredictions,
     accuracy_over_uncertainty,
@@ -20,7 +20,6 @@ from solodg.report.charts import (
 from solodg.report.facts import run_facts
 from solodg.report.galleries import MAX_CARDS, domain_galleries
 from solodg.report.predictions import GALLERIES, DomainPredictions, predict_run
-from solodg.runs.build import Say
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine
 from solodg.runs.folder import REPORT
@@ -45,7 +44,7 @@ def write_report(
 ) -> Path:
     """Predicts the images that a run is scored on and writes its page; returns the page's path.
 
-    Table and cards come from one model, in the state in which it predicted the domain.
+    The table and the cards of a domain show the same predictions, made by one model.
     """
     progress = progress or NoProgress()
     predictor = Predictor.load(folder)
@@ -73,7 +72,7 @@ def write_report(
         table=[_row(part) for part in parts],
         means=_means(parts),
         confusions=[_confusion(part, predictor.classes) for part in targets],
-        trust=_trust(parts),
+        calibration=_calibration(parts),
         galleries=galleries,
         projection=projection,
     )
@@ -124,7 +123,7 @@ def _confusion(part: DomainPredictions, classes: list[str]) -> dict[str, Any]:
     return {"domain": part.domain, "picture": picture, "pairs": listed}
 
 
-def _trust(parts: list[DomainPredictions]) -> list[Picture]:
+def _calibration(parts: list[DomainPredictions]) -> list[Picture]:
     """Draws accuracy over confidence and over uncertainty."""
     targets = [part for part in parts if part.role == "target"]
     others = [part for part in parts if part.role != "target"]

@@ -1,7 +1,7 @@
-"""Keeps memory that every step uses, instead of returning it to the system after each step.
+"""Keeps freed memory in the process instead of returning it to the system after each step.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes them page
-by page when they are asked for again: for networks on a CPU that can take longer than computing.
+by page when they are allocated again: for networks on a CPU that can take longer than computing.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Builds what a configuration names: data, backbone, algorithm, schedule, description."""
+"""Builds the parts of a run from its configuration: data, backbone, algorithm, schedule."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures
-from solodg.progress import Progress
+from solodg.progress import Progress, Say
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
 from solodg.runs.feature_cache import FeatureStore, default_cache_dir
@@ -24,8 +24,6 @@ from solodg.runs.fit import Schedule
 from solodg.runs.model_info import ModelInfo
 from solodg.seeding import derive
 from solodg.types import Batch
-
-Say = Callable[[str], None]  # takes a line of text for the user
 
 
 def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:
@@ -82,7 +80,7 @@ def without_bad_images(
 ) -> LabelledImages:
     """Decodes every image once and returns those that can be read.
 
-    An unreadable image is an error unless the configuration says to skip it.
+    An unreadable image is an error unless the configuration has `skip_bad_images`.
     """
     if not isinstance(part.images, ImageFiles) or len(part) == 0:
         return part
@@ -93,7 +91,7 @@ def without_bad_images(
     first = bad[min(bad)]
     if not config.skip_bad_images:
         more = f" ({len(bad) - 1} more like it)" if len(bad) > 1 else ""
-        raise UserError(f"{first}{more}. Mend or remove it, or add --skip-bad-images.")
+        raise UserError(f"{first}{more}. Repair or remove it, or add --skip-bad-images.")
     say(f"Skipped {len(bad)} unreadable image(s), the first: {first.name}")
     return part.subset(np.setdiff1d(np.arange(len(part)), list(bad)))
 
@@ -107,7 +105,7 @@ def input_batches(part: LabelledImages) -> Iterator[Batch]:
 
 
 def make_backbone(config: ResolvedConfig) -> Backbone:
-    """Builds the backbone with its initial weights, frozen as far as the configuration says."""
+    """Builds the backbone with its initial weights, and freezes what the configuration names."""
     backbone = build_backbone(
         config.backbone,
         channels=config.channels,
@@ -146,7 +144,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
 
 
 def ready_features(backbone: Backbone) -> ReadyFeatures:
-    """Returns an extractor for the stored features of a backbone, to stand in its place."""
+    """Returns an extractor for stored features of a backbone, to use in place of the backbone."""
     return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, len(backbone.readings))
 
 
@@ -182,7 +180,7 @@ def with_features(source: SourceData, store: FeatureStore) -> SourceData:
 def with_pseudo_domains(
     source: SourceData, images: SourceData, config: ResolvedConfig, store: FeatureStore
 ) -> SourceData:
-    """Returns the source data with made domains: at random, or clusters of backbone features.
+    """Returns the source data with pseudo-domains: random ones, or clusters of backbone features.
 
     `images` is the same data as pixels, which clustering reads unless `source` holds features.
     """

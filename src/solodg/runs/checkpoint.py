@@ -34,8 +34,8 @@ def save_weights(
 ) -> None:
     """Writes the weights of the selected model, with its step and its validation score.
 
-    An algorithm that was trained on stored features does not hold the `backbone` they are from;
-    its weights are saved in the place where a model that reads images expects them.
+    An algorithm that was trained on stored features does not contain the `backbone` that computed
+    them. Give it, and its weights are saved under the names that a model for images expects.
     """
     state = algorithm.state_dict()
     if backbone is not None:

@@ -1,8 +1,8 @@
-"""What defines a run, and where it runs: every option declared once, with its help text.
+"""The configuration of a run, and of the machine: every option is declared once, with its help.
 
-The command line (`solodg.cli.options`) and the validation of plans are derived from these classes.
-This module needs no torch, so that `solodg --help` is quick. `solodg.runs.defaults` turns a
-`RunConfig`, whose choices may be open, into a `ResolvedConfig`.
+The command line (`solodg.cli.config_options`) and the validation of plans are derived from these
+classes. This module needs no torch, so that `solodg --help` is quick. `solodg.runs.defaults` turns
+a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 Decay = Literal["cosine", "constant", "step"]
 
-# Values that turn off what a recipe of an algorithm would turn on. Without a recipe they mean the
-# same as None.
+# Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
+# a recipe they mean the same as None.
 OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
@@ -43,16 +43,16 @@ def option(
 ) -> Any:
     """Declares a field that is also an option of the command line.
 
-    `flag` is the spelling of the option where it is not --NAME of the field. `shown_default` says
-    in words what happens where the option is not given. `metavar` names the kind of value where
-    the type of the field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
+    `flag` is the option's name, if it is not that of the field. `shown_default` describes in words
+    what happens if the option is not given. `metavar` names the kind of value, if the type of the
+    field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
     """
     extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
 class RunConfig(BaseModel):
-    """What defines the result of a run, as the user gives it. None: `resolve` chooses."""
+    """All settings that the result of a run depends on, as given. None: `resolve` chooses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,14 +71,14 @@ class RunConfig(BaseModel):
     )
     algorithm: str = option(
         "solo",
-        "solo_plus, solo (the paper's method), erm, or another one from the documentation.",
+        "solo_plus, solo (the paper's method), erm, or another one of docs/algorithms.md.",
         shown_default="solo_plus; solo with its presets and variants",
     )
     variant: str = option(
         "default",
         "Of solo_plus: no-frame, no-film, no-swap, no-domain-supervision. Of solo: "
         "invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal.",
-        shown_default="the whole method",
+        shown_default="the full method",
     )
     arguments: dict[str, Any] = option(
         {}, "Argument of the algorithm, NAME=VALUE; repeat for several.", flag="--set"
@@ -88,7 +88,7 @@ class RunConfig(BaseModel):
     pretrained: bool = option(False, "Fetch the backbone's published weights.")
     weights: str | None = option(None, "Backbone weights from a safetensors file.", metavar="FILE")
     freeze_backbone: bool = option(
-        False, "Compute features once (no augmentation), train the rest."
+        False, "Compute features once (no augmentation) and train the rest on them."
     )
     train_stages: PositiveInt | None = option(
         None, "Fine-tune only the last N stages of the backbone.", shown_default="all"
@@ -101,13 +101,15 @@ class RunConfig(BaseModel):
     )
     image_norm: float | tuple[float, ...] | None = option(
         None,
-        "Mix the image's own statistics into every BatchNorm; the source's count as this "
-        "many pixels, e.g. 300; 0: do not. Several, e.g. 0,3000,300, are as many readings of "
-        "an image, whose features are averaged.",
-        shown_default="as the algorithm's recipe has it",
+        "Mix the image's own statistics into every BatchNorm; those of the sources count as this "
+        "many pixels, e.g. 300; 0: do not mix. With several numbers, e.g. 0,3000,300, the "
+        "backbone reads each image once per number, and the features are averaged.",
+        shown_default="0; with solo_plus 100, or 0,3000,300 on given weights",
     )
     image_size: PositiveInt | None = option(
-        None, "Pixels a side.", shown_default="that of the dataset"
+        None,
+        "Images are resized to a square of this many pixels a side.",
+        shown_default="that of the dataset",
     )
     channels: Literal[1, 3] | None = option(
         None,
@@ -118,8 +120,12 @@ class RunConfig(BaseModel):
     steps: PositiveInt | None = option(
         None, "Training steps.", shown_default="2000; 600 with a frozen backbone"
     )
-    batch_size: PositiveInt = option(32, "Queries of the meta-target a step.")
-    context_images: PositiveInt = option(4, "Context images per class and domain a step.")
+    batch_size: PositiveInt = option(
+        32, "Images that a step classifies (queries of the meta-target domain)."
+    )
+    context_images: PositiveInt = option(
+        4, "Images per class and domain from which a step computes class centres."
+    )
     learning_rate: float | None = option(
         None,
         "Learning rate of all but the backbone.",
@@ -135,13 +141,16 @@ class RunConfig(BaseModel):
     weight_decay: float = option(5e-4, "Weight decay of Adam.", ge=0)
     label_smoothing: float | None = option(
         None,
-        "Share of every label that is spread over all classes; 0: none.",
+        "Label smoothing: share of every label that is spread over all classes; 0: none.",
         shown_default="0.1 from random weights",
         ge=0,
         lt=1,
     )
     weight_average: float | None = option(
-        None, "Validate and keep a moving average of the weights, e.g. 0.99.", gt=0, lt=1
+        None,
+        "Validate and save a moving average of the weights, with this decay, e.g. 0.99.",
+        gt=0,
+        lt=1,
     )
     decay: Decay | None = option(
         None,
@@ -149,13 +158,13 @@ class RunConfig(BaseModel):
         "as in the authors' code), or constant.",
         shown_default="cosine from random weights",
     )
-    # Which images of the target are scored; None: test images. For plans alone, so that methods
-    # can be compared without looking at a test image.
+    # Which images of the target are scored; None: test images. Only plans set it, so that methods
+    # can be compared without scoring a test image.
     score_on: Literal["validation"] | None = None
     select: Literal["leave-one-out"] | None = option(
         None,
         "leave-one-out: choose the number of steps by leaving each source domain out in "
-        "turn, which costs as many more trainings.",
+        "turn, which takes one more training for each of them.",
         shown_default="by source validation",
     )
     validate_every: PositiveInt | None = option(
@@ -164,23 +173,30 @@ class RunConfig(BaseModel):
     centre_images: PositiveInt = option(
         50, "Training images per class and domain for the stored class centres."
     )
-    augment: bool = option(True, "Training augmentation.", flag="--augment/--no-augment")
+    augment: bool = option(
+        True, "Augment training images at random.", flag="--augment/--no-augment"
+    )
 
     val_fraction: float = option(
-        0.2, "Share of source images held out where the dataset gives no split.", gt=0, lt=1
+        0.2,
+        "Share of source images held out for validation where the dataset gives no split.",
+        gt=0,
+        lt=1,
     )
     train_images: PositiveInt | None = option(
         None, "Training images of rotated datasets, per angle.", shown_default="the paper's number"
     )
     pseudo_domains: Literal["random", "clusters"] | None = option(
-        None, "Make source domains: random, or clusters (of features)."
+        None, "Make source domains where none are annotated: random, or clusters (of features)."
     )
-    num_pseudo_domains: int = option(3, "How many source domains to make.", ge=2)
+    num_pseudo_domains: int = option(
+        3, "Number of source domains that --pseudo-domains makes.", ge=2
+    )
     skip_bad_images: bool = option(False, "Leave out images that cannot be read, and say how many.")
     seed: int = option(0, "The same seed gives the same numbers.", ge=0)
 
     # Each device draws its own episodes, so their number is part of the result.
-    devices: str = option("1", "How many devices, or which: 2, 0,1, auto.")
+    devices: str = option("1", "How many devices (2), which ones (0,1), or auto.")
     num_nodes: PositiveInt = option(1, "How many machines.")
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = option(
         "32-true", "32-true, 16-mixed or bf16-mixed."
@@ -202,7 +218,7 @@ class RunConfig(BaseModel):
     ) -> float | tuple[float, ...] | None:
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
-            raise ValueError("source pixels are 0 or more, each number once")
+            raise ValueError("each number must be 0 or more, and be given once")
         return value
 
     @property
@@ -212,12 +228,12 @@ class RunConfig(BaseModel):
 
     @property
     def starts_from_weights(self) -> bool:
-        """Says whether the backbone starts from given or published weights."""
+        """Returns whether the backbone starts from given or published weights."""
         return self.pretrained or self.weights is not None
 
 
 class ResolvedConfig(RunConfig):
-    """What defines the result of a run, with every choice made that a run needs.
+    """All settings that the result of a run depends on, with every open choice made.
 
     `solodg.runs.defaults.resolve` makes it, and a run folder holds it as `config.json`.
     """
@@ -246,7 +262,7 @@ def _default_data_dir() -> Path:
 
 
 class Machine(BaseModel):
-    """Where a run happens. None of it changes the result of the run."""
+    """Where a run reads its data and computes. None of it changes the result of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -256,10 +272,14 @@ class Machine(BaseModel):
         json_schema_extra={"shown_default": "$SOLODG_DATA or data"},
     )
     cache_dir: Path | None = option(
-        None, "Folder for features of frozen backbones.", shown_default="~/.cache/solodg"
+        None,
+        "Folder in which features of frozen backbones are stored.",
+        shown_default="~/.cache/solodg",
     )
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
-    workers: PositiveInt = option(2, "Threads that read episodes ahead.")
+    workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
     memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
     accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
-    strategy: str = option("auto", "How devices work together: auto, ddp, ...")
+    strategy: str = option(
+        "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."
+    )

@@ -1,4 +1,4 @@
-"""The choices that a configuration leaves open, made: by recipe, by dataset and by algorithm."""
+"""Completes a configuration: chooses the settings that the user left open."""
 
 import inspect
 from typing import Any, get_type_hints
@@ -20,7 +20,7 @@ def resolve(config: RunConfig) -> ResolvedConfig:
     _check(config, spec)
     given = set(config.arguments)
     arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
-    # A head on fixed features has learned what it can long before a whole network has.
+    # A classifier on fixed features converges in far fewer steps than a whole network.
     steps = config.steps or (600 if config.freeze_backbone else 2_000)
     frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
     values = {
@@ -41,7 +41,7 @@ def resolve(config: RunConfig) -> ResolvedConfig:
 
 
 def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
-    """Returns the arguments of the variant, with those given by hand over them, all checked."""
+    """Returns the arguments of the variant, overridden by those that the user gave, all checked."""
     if config.algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
     kind = ALGORITHMS[config.algorithm]
@@ -61,9 +61,11 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
 
 
 def _check(config: RunConfig, spec: DatasetSpec) -> None:
-    """Raises an error for options that exclude each other or that need another one."""
+    """Raises `UserError` for options that exclude each other or that need another one."""
     if config.train_images and not spec.takes_train_images:
-        raise UserError(f"--train-images is for rotated datasets; {spec.name} is used whole.")
+        raise UserError(
+            f"--train-images is for rotated datasets; {spec.name} always uses all of its images."
+        )
     if config.pretrained and config.weights:
         raise UserError("--pretrained and --weights exclude each other: give one of them.")
     if config.freeze_backbone and config.train_stages:
@@ -95,7 +97,7 @@ def _recipe(config: RunConfig) -> dict[str, Any]:
 
 
 def _with_recipe(config: RunConfig) -> RunConfig:
-    """Fills open choices from the algorithm's recipe; arguments of the variant go over it."""
+    """Fills open choices from the algorithm's recipe; the variant's arguments override it."""
     from solodg.models.networks import has_batch_norm  # late: it imports all of timm
 
     recipe = _recipe(config)

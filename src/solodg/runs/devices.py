@@ -42,7 +42,7 @@ def single_device(accelerator: str) -> torch.device:
 def on_first(fabric: Fabric, work: Callable[[], Result]) -> Result:
     """Calls `work` in the first process; all processes return its result, or raise its error.
 
-    An error that only the first process raised would leave the others waiting for it forever.
+    If only the first process raised the error, the others would wait for it forever.
     """
     result: Any = None
     failure: Exception | None = None

@@ -10,9 +10,9 @@ import torch
 from solodg.adapters import Adapter
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import Say, input_batches
+from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
@@ -69,7 +69,7 @@ def evaluate_run(
         machine or read_machine(folder),
         device,
         dataset=dataset,
-        needs_images=as_stream,  # so that times of streams compare, frozen backbone or not
+        needs_images=as_stream,  # so that times compare between frozen and other backbones
         skip_bad_images=skip_bad_images,
         progress=progress,
         say=say,
@@ -152,15 +152,15 @@ def _score_stream(
     device: torch.device,
     progress: Progress,
 ) -> list[_ScoredDomain]:
-    """Scores the target domains as one stream; its time is divided by numbers of images."""
+    """Scores the target domains as one stream; each gets its share of the time, by images."""
     count = sum(len(images) for images in targets)
     started = time.perf_counter()
     with progress.bar("Adapting and scoring", count) as advance:
-        found = predict_stream(model, targets, stream, device, advance)
+        results = predict_stream(model, targets, stream, device, advance)
     seconds = time.perf_counter() - started
     return [
         _ScoredDomain("target", images, result, seconds * len(images) / count)
-        for images, result in zip(targets, found, strict=True)
+        for images, result in zip(targets, results, strict=True)
     ]
 
 
@@ -171,7 +171,7 @@ def _training_time(folder: Path) -> dict[str, float]:
 
 
 def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
-    """Returns the name of how the data was divided, with share and seed of a random split."""
+    """Returns the name of the way the data was split, with share and seed of a random split."""
     if config.score_on:
         return f"{dataset.protocol}, targets scored on {config.score_on} images"
     if dataset.protocol.endswith("random-split") or dataset.protocol == "grouped-split":

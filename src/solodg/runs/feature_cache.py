@@ -22,18 +22,19 @@ from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress
 
-Readings = tuple[NDArray[np.float32], ...]  # the features of some images, file by file
+FeatureArrays = tuple[NDArray[np.float32], ...]  # for each reading, (images, D + S)
 
 
 class StoredFeatures:
     """Stored features in place of the images they were computed from (see `Images`).
 
-    A backbone that reads an image in several ways (image_norm.py) has features of each reading.
+    Image norm may read an image in several ways (models/image_norm.py); each reading has its own
+    features.
     """
 
     def __init__(
         self,
-        files: list[Readings],
+        files: list[FeatureArrays],
         file: NDArray[np.int64],
         row: NDArray[np.int64],
         keys: list[str],
@@ -45,19 +46,19 @@ class StoredFeatures:
         return len(self._row)
 
     def take(self, indices: Indices) -> Tensor:
-        """Returns the features of some images, reading by reading: (N, readings * (D + S))."""
+        """Returns the features of some images, each with all readings: (N, readings * (D + S))."""
         chosen = np.asarray(indices, dtype=np.int64)
         file, row = self._file[chosen], self._row[chosen]
         width = self.files[0][0].shape[1]
         out = np.empty((len(chosen), len(self.files[0]), width), dtype=np.float32)
         for number in np.unique(file):
-            own = file == number
-            for place, reading in enumerate(self.files[number]):
-                out[own, place] = reading[row[own]]
+            in_file = file == number
+            for place, features in enumerate(self.files[number]):
+                out[in_file, place] = features[row[in_file]]
         return torch.from_numpy(out.reshape(len(chosen), -1))
 
     def subset(self, indices: Indices) -> "StoredFeatures":
-        """Returns the features of some images; files that hold none of them are let go."""
+        """Returns the features of some images; files that hold none of them are dropped."""
         chosen = np.asarray(indices, dtype=np.int64)
         used, renumbered = np.unique(self._file[chosen], return_inverse=True)
         files = [self.files[n] for n in used] or self.files[:1]
@@ -70,7 +71,7 @@ class StoredFeatures:
 
 
 class FeatureStore:
-    """Computes the features of a backbone once, and finds them in `folder` from then on."""
+    """Computes the features of a backbone once and stores them in `folder`."""
 
     def __init__(
         self, backbone: Backbone, name: str, folder: Path, device: torch.device, progress: Progress
@@ -80,13 +81,14 @@ class FeatureStore:
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
         kind = f"{name} {backbone.channels} {backbone.image_size}"
-        self.weights = {}  # by reading: it is not among the weights, yet features depend on it
-        for number in backbone.readings:
-            norm = f" image-norm {{{number}}}" if number else ""
-            self.weights[number] = digest(content + f"{kind}{norm}".encode())
+        # Features depend on the reading too, which is not among the weights.
+        self.backbone_keys = {}  # source pixels of a reading -> hash
+        for source_pixels in backbone.readings:
+            norm = f" image-norm {{{source_pixels}}}" if source_pixels else ""
+            self.backbone_keys[source_pixels] = digest(content + f"{kind}{norm}".encode())
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
-        """Whether the features of all these images are stored."""
+        """Returns whether the features of all these images are stored."""
         paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
         return all(path.is_file() for path in paths)
 
@@ -97,14 +99,14 @@ class FeatureStore:
         """
         count = sum(len(part) for part in parts)
         keys = [""] * count
-        files: list[Readings] = []
+        files: list[FeatureArrays] = []
         file = np.zeros(count, dtype=np.int64)
         row = np.zeros(count, dtype=np.int64)
         for domain in _domains(parts):
             for number, member in enumerate(domain.members):
                 keys[member.position] = member.key
                 file[member.position], row[member.position] = len(files), number
-            files.append(self._files(domain))
+            files.append(self._arrays(domain))
         stored = StoredFeatures(files, file, row, keys)
         ends = np.cumsum([len(part) for part in parts])
         return [
@@ -113,39 +115,39 @@ class FeatureStore:
         ]
 
     def _paths(self, domain: "_Domain") -> dict[float, Path]:
-        """Returns the file of a domain's features for each reading."""
+        """Returns the file of a domain's features for each reading, by its source pixels."""
         images = digest("\n".join(member.key for member in domain.members).encode())
         return {
-            number: self.folder / f"{weights}-{images}.npy"
-            for number, weights in self.weights.items()
+            source_pixels: self.folder / f"{backbone_key}-{images}.npy"
+            for source_pixels, backbone_key in self.backbone_keys.items()
         }
 
-    def _files(self, domain: "_Domain") -> Readings:
-        found = []
-        for number, path in self._paths(domain).items():
+    def _arrays(self, domain: "_Domain") -> FeatureArrays:
+        arrays = []
+        for source_pixels, path in self._paths(domain).items():
             if not path.is_file():
-                with self.backbone.reading(number):
+                with self.backbone.reading(source_pixels):
                     self._compute(domain.members, domain.name, path)
-            found.append(np.load(path, mmap_mode="r"))
-        return tuple(found)
+            arrays.append(np.load(path, mmap_mode="r"))
+        return tuple(arrays)
 
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, named: list["_Member"], domain: str, path: Path) -> None:
+    def _compute(self, members: list["_Member"], domain: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(named), width)}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(members), width)}
         backbone = self.backbone.to(self.device).eval()
         size = inference_batch_size(backbone.channels * backbone.image_size**2)
         try:
-            # Written, not mapped: a full disk is then an error, and not the end of the process.
+            # Not written through a memory map: there a full disk would end the process.
             with (
                 temporary.open("wb") as file,
-                self.progress.bar(f"Features of {domain}", len(named)) as advance,
+                self.progress.bar(f"Features of {domain}", len(members)) as advance,
             ):
                 np.lib.format.write_array_header_1_0(file, header)
-                for start in range(0, len(named), size):
-                    chunk = named[start : start + size]
+                for start in range(0, len(members), size):
+                    chunk = members[start : start + size]
                     pixels = torch.cat(_take(chunk)).to(self.device)
                     features = torch.cat(backbone(to_unit(pixels)), 1)
                     file.write(features.float().cpu().numpy().astype("<f4").tobytes())
@@ -160,9 +162,9 @@ class FeatureStore:
 class _Member(NamedTuple):
     """One image of a domain."""
 
-    position: int  # in all parts, one after another
+    position: int  # among the images of all parts, one part after another
     images: Images  # of its part
-    place: int  # there
+    index: int  # among the images of its part
     key: str
 
 
@@ -189,13 +191,13 @@ def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
 
 def _take(chunk: list[_Member]) -> list[Tensor]:
     """Reads pixels in the order of the chunk; neighbours of one part are read together."""
-    runs: list[tuple[Images, list[int]]] = []
+    groups: list[tuple[Images, list[int]]] = []
     for _, images, index, _ in chunk:
-        if runs and runs[-1][0] is images:
-            runs[-1][1].append(index)
+        if groups and groups[-1][0] is images:
+            groups[-1][1].append(index)
         else:
-            runs.append((images, [index]))
-    return [images.take(indices) for images, indices in runs]
+            groups.append((images, [index]))
+    return [images.take(indices) for images, indices in groups]
 
 
 def default_cache_dir() -> Path:

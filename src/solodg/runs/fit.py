@@ -46,16 +46,16 @@ class Schedule:
     weight_decay: float
     seed: int
     decay: Decay = "constant"  # of the learning rates
-    average: float | None = None  # what is validated and kept is a moving average of the weights
-    stop: int | None = None  # before the last step, the schedule being that of all steps
+    average: float | None = None  # decay of a moving average of the weights, which is then kept
+    stop: int | None = None  # end here, earlier than `steps`; the learning rates do not change
 
     @property
     def last(self) -> int:
-        """The step after which training ends."""
+        """Returns the step after which training ends."""
         return self.stop or self.steps
 
     def factor(self, step: int) -> float:
-        """Returns the factor of the learning rates at a step, the first being step 1.
+        """Returns the factor of the learning rates at a step; the first step is 1.
 
         `cosine` falls to zero along half a cosine; `step` falls to a tenth after 60% of the steps,
         as in the code of the paper's authors.
@@ -65,7 +65,7 @@ class Schedule:
         return 0.1 if self.decay == "step" and step > 0.6 * self.steps else 1.0
 
     def validates_at(self, step: int) -> bool:
-        """Whether the model is validated after a step; it always is after the last one."""
+        """Returns whether the model is validated after a step; after the last one it always is."""
         return step % self.validate_every == 0 or step == self.last
 
 
@@ -112,7 +112,7 @@ def update(
     """Makes one update of the weights from an episode of model inputs; returns its losses.
 
     It needs no run folder, so a benchmark or an estimate of duration measures the same work as
-    training does. Fabric brings a `backward` of its own, which knows precision and processes.
+    training does. `backward` is Fabric's in training, for mixed precision and several processes.
     """
     losses = model.losses(episode)
     optimizer.zero_grad(set_to_none=True)
@@ -144,11 +144,11 @@ def _average(averaged: Algorithm, algorithm: Algorithm, decay: float, step: int)
     """
     share = 1 - min(decay, step / (step + 9))
     tensors = zip(averaged.state_dict().values(), algorithm.state_dict().values(), strict=True)
-    for own, new in tensors:
-        if own.is_floating_point():
-            own.lerp_(new, share)
+    for average, current in tensors:
+        if average.is_floating_point():
+            average.lerp_(current, share)
         else:
-            own.copy_(new)
+            average.copy_(current)
 
 
 def _to_inputs(

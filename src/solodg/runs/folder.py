@@ -1,4 +1,4 @@
-"""The folder of a run: the files it holds, and which run it belongs to."""
+"""The folder of a run: the names of its files, and its configuration."""
 
 import importlib.metadata
 import os
@@ -21,9 +21,9 @@ _PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "nump
 
 
 def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
-    """Says whether the run is done already.
+    """Returns whether the run in the folder is finished already.
 
-    Raises an error if the folder holds a run and `resume` is false, or if that run has another
+    Raises `UserError` if the folder holds a run and `resume` is false, or if that run has another
     configuration.
     """
     if not (folder / CONFIG).is_file():
@@ -51,14 +51,14 @@ def read_config(folder: Path) -> ResolvedConfig:
 
 
 def read_machine(folder: Path) -> Machine:
-    """Reads where the run in `folder` was trained."""
+    """Reads the machine settings with which the run in `folder` was trained."""
     return _read(folder / MACHINE, Machine)
 
 
 def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
     """Returns the machine of the run with `data_dir` as its data folder.
 
-    Returns None where `data_dir` is None, or where the folder does not say where it was trained.
+    Returns None where `data_dir` is None, or where the folder has no machine settings.
     """
     if data_dir is None or not (folder / MACHINE).is_file():
         return None
@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def machine_kind(device: torch.device) -> dict[str, Any]:
-    """Returns what a number may depend on besides the versions. It never names the machine."""
+    """Returns the facts about this machine that a number may depend on, but never its name."""
     on_gpu = device.type == "cuda"
     return {
         "kind": platform.machine(),

@@ -29,8 +29,10 @@ def predict(
     """
     parts = []
     for batch in batches:
-        found = model(batch.x.to(device))
-        tensors = (found.probabilities, found.before) if isinstance(found, Outputs) else (found,)
+        result = model(batch.x.to(device))
+        tensors = (
+            (result.probabilities, result.before) if isinstance(result, Outputs) else (result,)
+        )
         parts.append(Predictions.from_tensors(*tensors))
         advance(len(batch.y))
     return Predictions.concatenate(parts)
@@ -38,10 +40,10 @@ def predict(
 
 def metrics(predictions: Predictions, labels: NDArray[np.int64]) -> dict[str, float]:
     """Returns accuracy, NLL and ECE on images of the given (N,) classes, and their number."""
-    own = predictions.probabilities[np.arange(len(labels)), labels]  # (N,) of the true class
+    of_label = predictions.probabilities[np.arange(len(labels)), labels]  # (N,)
     return {
         "accuracy": float((predictions.chosen == labels).mean()),
-        "nll": float(-np.log(np.clip(own, 1e-12, None)).mean()),
+        "nll": float(-np.log(np.clip(of_label, 1e-12, None)).mean()),
         "ece": expected_calibration_error(predictions, labels),
         "images": len(labels),
     }

@@ -1,15 +1,14 @@
-"""Class probabilities outside the model, without torch: of one image and of many.
+"""Predictions outside the model, without torch: of one image and of many.
 
-What travels from the model to the reader:
+Class probabilities have three forms between the model and the reader:
 
     Outputs       tensors (B, C) inside a model: logits, probabilities, probabilities before
                   adaptation (`algorithms.base`)
     Predictions   arrays (N, C) of many images: what metrics, reports and figures compute with
     Prediction    one image, by class name: what `predict`, the server and a card of a report show
 
-`Predictions.from_tensors` leads from the first to the second, `Predictions.named` from the second
-to the third, and `Prediction.to_json` from there to the lines of `solodg predict --json` and the
-server's answers.
+`Predictions.from_tensors` makes the second from the first, and `Predictions.named` the third from
+the second. `Prediction.to_json` returns the JSON of `solodg predict --json` and of the server.
 """
 
 from collections.abc import Sequence

@@ -13,9 +13,8 @@ from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
-from solodg.progress import Progress
+from solodg.progress import Progress, Say
 from solodg.runs.build import (
-    Say,
     feature_store,
     load_dataset,
     read_source,
@@ -110,12 +109,13 @@ def _scored_parts(
     if store is not None:
         targets = [store.replace_images([images])[0] for images in pixels]
     source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
-    if store is not None or config.skip_bad_images:  # the whole of it, as training had it
+    if store is not None or config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say, store)
-    own = _held_out(source, config, folder, store, read, say)
-    members = [np.flatnonzero(own.images.domains == d) for d in np.unique(own.images.domains)]
+    held_out = _held_out(source, config, folder, store, read, say)
+    domains = held_out.images.domains
+    members = [np.flatnonzero(domains == d) for d in np.unique(domains)]
     return [ScoredPart("target", *pair) for pair in zip(targets, pixels, strict=True)] + [
-        ScoredPart(own.role, own.images.subset(chosen), own.pixels.subset(chosen))
+        ScoredPart(held_out.role, held_out.images.subset(chosen), held_out.pixels.subset(chosen))
         for chosen in members
     ]
 
@@ -131,8 +131,8 @@ def _held_out(
     """Returns the source images that were not trained on: test images, or validation images."""
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
         say(
-            "The source images are not those of the training: only the target is scored, since "
-            "images that were trained on could stand among the held-out ones."
+            "The source images are not those of the training: only the target is scored. Images "
+            "that were trained on could be among the held-out ones."
         )
         return ScoredPart("source-validation", source.val.subset([]), source.val.subset([]))
     test = len(source.test) > 0 and config.score_on is None
@@ -146,11 +146,11 @@ def _held_out(
     return ScoredPart(role, featured.val, source.val)
 
 
-def check_classes(found: Sequence[str], info: ModelInfo) -> None:
-    """Checks that the data has the classes of the model, in their order."""
-    if list(found) != info.classes:
+def check_classes(classes: Sequence[str], info: ModelInfo) -> None:
+    """Raises `UserError` unless the data has the classes of the model, in the same order."""
+    if list(classes) != info.classes:
         raise UserError(
-            f"the classes of the data ({_shortened(found)}) are not those of the model "
+            f"the classes of the data ({_shortened(classes)}) are not those of the model "
             f"({_shortened(info.classes)}): has a folder been renamed, added or removed?"
         )
 

@@ -1,7 +1,7 @@
 """Streams of test images for a test-time method: batch size, domains, order, resets.
 
-A method that learns from test images predicts otherwise in another order, so the stream is part of
-the record.
+The predictions of a method that learns from test images depend on their order, so the stream is
+part of the record.
 """
 
 import inspect
@@ -53,7 +53,7 @@ def adapter_arguments(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     for argument, value in arguments.items():
         if argument not in defaults:
             if not defaults:
-                raise UserError(f"adapter {name} takes no {argument!r}, nor any other argument.")
+                raise UserError(f"adapter {name} takes no {argument!r}: it has no arguments.")
             raise unknown_name(f"argument of {name}", argument, defaults)
         try:
             values[argument] = TypeAdapter(hints[argument]).validate_python(value)
@@ -118,6 +118,6 @@ def _batches(
 def gather(parts: Sequence[LabelledImages], which: Ints, index: Ints) -> torch.Tensor:
     """Returns the images `index` of the parts `which`, in this order: (B, C, H, W) pixels."""
     numbers = np.unique(which)
-    found = torch.cat([parts[number].images.take(index[which == number]) for number in numbers])
+    images = torch.cat([parts[number].images.take(index[which == number]) for number in numbers])
     place = np.concatenate([np.flatnonzero(which == number) for number in numbers])
-    return found[torch.from_numpy(np.argsort(place))]
+    return images[torch.from_numpy(np.argsort(place))]

@@ -72,16 +72,16 @@ def comparison_table(title: str, rows: dict[str, Sequence[Record]]) -> Table:
     """
     first = next(iter(rows.values()))
     targets = [r.domain for r in first if r.role == "target"]
-    own = next(r.role for r in first if r.role != "target")
+    seen = next(r.role for r in first if r.role != "target")
     table = Table(title=title)
     table.add_column("accuracy %")
     for domain in targets:
         table.add_column(f"unseen {domain}", justify="right")
     table.add_column(UNSEEN_MEAN, justify="right", style="bold")
-    table.add_column(ROLES[own], justify="right")
+    table.add_column(ROLES[seen], justify="right")
     for name, records in rows.items():
         by_domain = {r.domain: r.metrics["accuracy"] for r in records if r.role == "target"}
-        means = (mean_accuracy(records, role) or 0.0 for role in ("target", own))
+        means = (mean_accuracy(records, role) or 0.0 for role in ("target", seen))
         values = (*(by_domain[d] for d in targets), *means)
         table.add_row(name, *map(percent, values))
     return table

@@ -25,7 +25,7 @@ def give_target_images(algorithm: Algorithm, part: LabelledImages, device: torch
 
 
 def split_for_target_images(algorithm: Algorithm, part: LabelledImages) -> list[LabelledImages]:
-    """Splits images by domain if the algorithm needs images of each; else returns them whole."""
+    """Splits images by domain if the algorithm needs images of each; else returns one part."""
     if not algorithm.target_images:
         return [part]
     return [part.subset(np.flatnonzero(part.domains == d)) for d in np.unique(part.domains)]

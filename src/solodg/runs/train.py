@@ -20,10 +20,9 @@ from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, to_unit
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
 from solodg.runs.build import (
-    Say,
     describe_model,
     feature_store,
     input_batches,
@@ -65,7 +64,7 @@ def train_run(
 ) -> Path:
     """Trains a model, selects it on source validation images and leaves it in `folder`.
 
-    With `resume` it continues a run that was killed, and does nothing where the run is finished.
+    With `resume` it continues a run that was killed; a finished run is left as it is.
     """
     resolved = resolve(config)
     fabric = launch(resolved, machine)
@@ -118,7 +117,7 @@ def train_run(
 
 
 class _Setup:
-    """What all trainings of one run have in common; leave-one-out selection makes several."""
+    """What all trainings of one run share; leave-one-out selection trains several models."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ def _train(
 ) -> None:
     """Trains one model, from the start or from the state that a killed run left in `folder`.
 
-    Without `save_model` nothing is left of it but its metrics.
+    Without `save_model` only its metrics are kept.
     """
     fabric, config = setup.fabric, setup.config
     algorithm, sampler = setup.new_model(source)
@@ -212,13 +211,13 @@ def _validate(
 ) -> Score:
     """Finalises the algorithm on source images and scores it on source validation images."""
     _finalize(algorithm, centres, device)
-    found, parts = [], split_for_target_images(algorithm, val)
+    predicted, parts = [], split_for_target_images(algorithm, val)
     for part in parts:
         give_target_images(algorithm, part, device)
-        found.append(predict(algorithm.probabilities, input_batches(part), device=device))
+        predicted.append(predict(algorithm.probabilities, input_batches(part), device=device))
     if algorithm.target_images:
         _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
-    predictions = Predictions.concatenate(found)
+    predictions = Predictions.concatenate(predicted)
     if not np.isfinite(predictions.probabilities).all():
         raise UserError(
             "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
@@ -247,20 +246,20 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
     fabric = setup.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
-        own = folder / normalise_name(name)
-        if not on_first(fabric, (own / FINISHED).is_file):
+        fold = folder / normalise_name(name)
+        if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
-            _train(setup, source.holding_out(number), schedule, own, save_model=False)
+            _train(setup, source.holding_out(number), schedule, fold, save_model=False)
             if fabric.is_global_zero:
-                write_json(own / FINISHED, {})
-                (own / STATE).unlink(missing_ok=True)
-        curves.append(on_first(fabric, partial(validation_curve, own)))
+                write_json(fold / FINISHED, {})
+                (fold / STATE).unlink(missing_ok=True)
+        curves.append(on_first(fabric, partial(validation_curve, fold)))
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
 
 
 class _Clock:
-    """Counts the seconds of a run, with those of its killed processes (to their last save)."""
+    """Counts the seconds of a run, including those before it was killed and resumed."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "seconds.json"

@@ -66,7 +66,7 @@ class TrainingState:
         for name, tensor in tensors.items():
             index, key = name.split(".", 1)
             like = parameters[int(index)]
-            # In the memory layout of its parameter, which a fused optimiser takes for granted.
+            # A fused optimiser assumes that moments have the memory layout of their parameter.
             value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
             moments.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]

@@ -1,4 +1,4 @@
-"""The OpenAPI description as a plain HTML page that needs no network."""
+"""The description of the API as an HTML page that loads nothing from the network."""
 
 from html import escape
 from typing import Any

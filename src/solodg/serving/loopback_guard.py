@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host name or address stands for this machine alone."""
+    """Returns whether a host name or address refers to this machine only."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

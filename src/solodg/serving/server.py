@@ -11,6 +11,7 @@ import uvicorn
 
 from solodg.errors import UserError
 from solodg.predict.base import ImagePredictor
+from solodg.progress import Say
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw
@@ -32,7 +33,7 @@ def serve(
     host: str,
     port: int,
     draw: Draw | None = None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; then finishes open requests and accepts no more.
 
@@ -51,7 +52,7 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=int(settings.seconds) + 5,
         )
-        # uvicorn raises the signal again once it has stopped: that is not an error here.
+        # uvicorn raises the signal again after a graceful stop; that must not end the process.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         message = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
@@ -61,7 +62,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` once the server responds, and a signal would stop it."""
+    """Calls `ready` once the server responds to requests and to signals."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -85,7 +86,7 @@ def _warm_up(predictor: ImagePredictor, images: int) -> None:
 def read_token(path: Path | None, environment: str | None) -> str | None:
     """Reads the bearer token from a file, or takes the value of the environment variable.
 
-    It is no option of the command line, which other users of a machine can see.
+    It is not an option of the command line, because other users of the machine can see those.
     """
     if path is None:
         return environment.strip() if environment else None

@@ -41,9 +41,8 @@ class Service:
         self.metrics.admitted.set_function(lambda: self.admission.used)
         self.batcher = MicroBatcher(predictor, settings.max_batch, self.metrics.count_batch)
         self.decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
-        self.drawer = ThreadPoolExecutor(
-            1, thread_name_prefix="draw"
-        )  # figures delay no predictions
+        # A separate thread, so that figures do not delay predictions.
+        self.drawer = ThreadPoolExecutor(1, thread_name_prefix="draw")
 
     async def predict(self, request: Request) -> PredictResponse:
         """Predicts the images of a request."""
@@ -83,7 +82,7 @@ class Service:
         if self.draw is None:
             raise RequestError(
                 404,
-                "this server draws no figures: serve the folder of a run whose data is at hand.",
+                "this server draws no figures: serve the folder of a run whose data are present.",
             )
         if len(uploads) != 1:
             raise RequestError(400, f"{len(uploads)} images: a figure explains one image.")
@@ -97,7 +96,7 @@ class Service:
             upload.content,
             channels=self.predictor.info.channels,
             size=self.predictor.info.image_size,
-            trust=self.settings.trust,
+            limits=self.settings.decode_limits,
             name=upload.name or "in the request",
         )
         try:

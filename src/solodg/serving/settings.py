@@ -1,9 +1,9 @@
-"""The limits of the server."""
+"""The settings of the server: its limits, and the bearer token."""
 
 from dataclasses import dataclass, field
 
 from solodg.errors import UserError
-from solodg.pixels import Trust
+from solodg.pixels import DecodeLimits
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         numbers = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels, self.queue)
         if min(numbers) < 1 or self.seconds <= 0:
-            raise UserError("the server's limits must be positive.")
+            raise UserError("the server's limits (--max-..., --queue, --timeout) must be above 0.")
         if self.queue < self.max_images:
             raise UserError(
                 f"a queue of {self.queue} images cannot take a request of {self.max_images}: "
@@ -31,6 +31,6 @@ class ServerSettings:
             raise UserError("the token is empty, or has characters that no HTTP header can hold.")
 
     @property
-    def trust(self) -> Trust:
-        """The limits that the decoder of images applies."""
-        return Trust(self.max_pixels)
+    def decode_limits(self) -> DecodeLimits:
+        """The limits on a single image, which the decoder applies."""
+        return DecodeLimits(self.max_pixels)

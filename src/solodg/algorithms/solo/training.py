@@ -49,9 +49,9 @@ class SoloTraining(SoloNetworks):
         num_queries = 0
         for shift in self._meta_shifts(episode, merged, features.embedding):
             rows = shift.queries
-            known = shift.source.present[merged.y[rows]]
-            if not bool(known.all()):
-                rows = rows[known]
+            has_class = shift.source.present[merged.y[rows]]
+            if not bool(has_class.all()):
+                rows = rows[has_class]
             if len(rows) == 0:
                 continue
             queries = Features(features.embedding[rows], features.style[rows])
@@ -60,7 +60,7 @@ class SoloTraining(SoloNetworks):
                 totals[name] = totals.get(name, 0.0) + value * len(rows)
             num_queries += len(rows)
         if num_queries == 0:
-            raise ValueError("no query of this episode has a class that the meta-source knows")
+            raise ValueError("no query of this episode has a class that the meta-source contains")
         terms = {name: value / num_queries for name, value in totals.items()}
         if self.training:
             self.updates += 1

@@ -28,7 +28,7 @@ from solodg.algorithms.solo_plus.style_code import code_network, within_domain_s
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Features
 
-_NEED = "a pose is estimated from pixels (leave frame out)"
+_NEED = "the pose is estimated from pixels (leave out the argument frame)"
 
 
 class SoloPlus(Solo):
@@ -45,7 +45,8 @@ class SoloPlus(Solo):
             At test an image always has its own.
         film: whether the style code modulates the embedding.
         frame: number of pose estimates: 0 none, 1 one, 2 one and a refinement of it, and so on.
-            It is called frame for historical reasons. Stored features have no pose: 0.
+            It is called frame for historical reasons. It must be 0 on stored features, which have
+            no pixels to resample.
         source_samples, prior_weight, kl_weight: as in `Solo`.
     """
 
@@ -84,7 +85,7 @@ class SoloPlus(Solo):
             kl_weight=kl_weight,
         )
         self.domain_weight, self.swap = domain_weight, swap
-        # The names of these modules stand in checkpoints.
+        # Checkpoints hold the names of these modules.
         self.frame = PoseNetwork(image_channels(backbone, _NEED), frame - 1) if frame else None
         self.standardise = nn.BatchNorm1d(backbone.style_dim, affine=False)
         self.encode = code_network(backbone.style_dim, code_dim)
@@ -97,7 +98,7 @@ class SoloPlus(Solo):
     def features(self, x: Tensor, poses: Tensor | None = None) -> Features:
         """Returns embedding (B, D) and style code (B, code_dim), before FiLM.
 
-        `poses` (B, 2, 3) replace those that the images would be given.
+        `poses` (B, 2, 3) replace the estimated ones.
         """
         if self.frame is not None:
             x = resample(x, self.frame.poses(x) if poses is None else poses)
@@ -121,7 +122,7 @@ class SoloPlus(Solo):
             with torch.autocast(x.device.type, enabled=False):  # too coarse for coordinates
                 x = self.frame(x)
                 extra["frame"] = domain_disagreement(x, y, domain)
-            x = x.detach()  # no other loss trains the pose
+            x = x.detach()  # only the disagreement trains the pose network
         z, code = self._code_features(x)
         if self.domain_weight:
             extra["domain"] = self.domain_weight * prototype_loss(code, domain)

@@ -1,7 +1,7 @@
-"""The style code: a few numbers in the place of the style, and how they are kept free of classes.
+"""The style code: a few numbers that replace the style and should not reveal the class.
 
 The paper's generator reads the channel means of all stages of the image that it classifies. It may
-read the image's class there, which need not hold on an unseen domain. The style code has few
+recognise the class from them, a short cut that may fail on an unseen domain. The style code has few
 dimensions, and classification sends no gradient through it to the backbone. Two further rules apply
 in training:
 
