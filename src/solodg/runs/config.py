@@ -1,8 +1,8 @@
 """What defines a run, and where it runs: every option declared once, with its help text.
 
-The command line (`solodg.cli.options`) and the validation of plans are derived from these classes.
-This module needs no torch, so that `solodg --help` is quick. `solodg.runs.defaults` turns a
-`RunConfig`, whose choices may be open, into a `ResolvedConfig`.
+The command line (`solodg.cli.config_options`) and the validation of plans are derived from these
+classes. This module needs no torch, so that `solodg --help` is quick. `solodg.runs.defaults` turns
+a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
 from pathlib import Path
