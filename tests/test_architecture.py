@@ -33,7 +33,7 @@ MODULES = {
         __init__
     """,
     "data": """
-        decode transforms
+        decode idx transforms
         images
         domains
         episodes loading pseudo_domains

@@ -10,10 +10,12 @@ import typer
 from solodg.cli import app
 from solodg.cli.bench import bench
 from solodg.cli.config_options import options_of, validated
+from solodg.cli.evaluate import evaluate
 from solodg.cli.train import train
 from solodg.errors import UserError
 from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.stream import Stream
 
 
 def declaration(parameter: inspect.Parameter) -> tuple[object, typer.models.OptionInfo]:
@@ -33,6 +35,12 @@ def test_bench_shares_options_of_the_machine_with_train() -> None:
     shared = {"data_dir", "cache_dir", "download", "accelerator"}
     assert shared <= own.keys()
     for name in shared:
+        assert declaration(own[name])[1].help == declaration(others[name])[1].help
+
+
+def test_evaluate_shares_options_with_train() -> None:
+    own, others = inspect.signature(evaluate).parameters, inspect.signature(train).parameters
+    for name in ("accelerator", "skip_bad_images"):
         assert declaration(own[name])[1].help == declaration(others[name])[1].help
 
 
@@ -77,6 +85,8 @@ def test_the_error_for_a_wrong_value_names_its_option() -> None:
         validated(RunConfig, {"dataset": "toy", "num_nodes": 0})
     with pytest.raises(UserError, match=r"^--target "):
         validated(RunConfig, {"dataset": "toy", "targets": 3})
+    with pytest.raises(UserError, match=r"^--stream 'both': "):
+        validated(Stream, {"domains": "both"})
 
 
 def test_a_resolved_configuration_has_the_fields_of_an_open_one_in_the_same_order() -> None:

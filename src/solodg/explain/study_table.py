@@ -8,8 +8,7 @@ from rich.table import Table
 
 from solodg.explain.swap_study import Accuracies
 from solodg.runs.statistics import MeanInterval, mean_interval
-
-_MEAN_ROW = "unseen, mean"
+from solodg.runs.tables import UNSEEN_MEAN
 
 
 class RunAccuracies(NamedTuple):
@@ -43,13 +42,13 @@ def study_table(swapped: str, runs: Sequence[RunAccuracies]) -> Table:
     """Returns a table with a row for each unseen domain and their mean, a column for each donor."""
     domains = list(dict.fromkeys(name for run in runs for name in run.accuracies))
     rows = {name: means_by_donor(runs, name) for name in domains}
-    rows[_MEAN_ROW] = means_by_donor(runs)
+    rows[UNSEEN_MEAN] = means_by_donor(runs)
     seeds = len({run.seed for run in runs})
     title = f"Whose {swapped}? Accuracy on unseen domains, %"
     table = Table(title=title, caption=f"{seeds} seed(s)")
     table.add_column("domain")
-    for donor in rows[_MEAN_ROW]:
+    for donor in rows[UNSEEN_MEAN]:
         table.add_column(donor, justify="right")
     for name, found in rows.items():
-        table.add_row(name, *(found[donor].text() for donor in rows[_MEAN_ROW]))
+        table.add_row(name, *(found[donor].text() for donor in rows[UNSEEN_MEAN]))
     return table

@@ -11,6 +11,9 @@ class Extractor(nn.Module):
 
     `Backbone` computes features from images. `ReadyFeatures` and `Standardised` take features that
     were computed beforehand. They have no feature maps, so the last map is the embedding itself.
+
+    It is a base class and not a `Protocol`, since an algorithm registers its extractor as a module,
+    and since the methods for feature maps are shared by all that have none.
     """
 
     embedding_dim: int  # D

@@ -45,6 +45,11 @@ class ImagePredictor(ABC):
             return self._predict_all(images)
         return self._predict_all([images])[0]  # type: ignore[list-item]
 
+    @property
+    def batch_size(self) -> int:
+        """How many images go through the model at once."""
+        return inference_batch_size(self.info.channels * self.info.image_size**2)
+
     def predict_pixels(self, pixels: Pixels) -> list[Prediction]:
         """Predicts the classes of (B, channels, H, W) pixels at the model's own size."""
         return self.compute(pixels).named(self.classes)
@@ -62,9 +67,8 @@ class ImagePredictor(ABC):
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
-        size = inference_batch_size(self.info.channels * self.info.image_size**2)
-        for start in range(0, len(images), size):
-            chunk = [self.pixels(image) for image in images[start : start + size]]
+        for start in range(0, len(images), self.batch_size):
+            chunk = [self.pixels(image) for image in images[start : start + self.batch_size]]
             results += self.predict_pixels(np.stack(chunk))  # (B, channels, H, W)
         return results
 

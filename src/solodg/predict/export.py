@@ -24,20 +24,20 @@ from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, open_session
 from solodg.predict.torch import Predictor
 from solodg.storage import write_atomically
 
-TOLERANCE = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
+MAX_ERROR = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
 _MAX_BYTES = 2**31 - 1  # the largest protobuf message
 
 
 def export_onnx(predictor: Predictor, path: Path) -> float:
     """Writes the model to `path`, after comparing the graph with PyTorch.
 
-    Returns the largest difference; raises UserError where it exceeds `TOLERANCE`.
+    Returns the largest difference; raises UserError where it exceeds `MAX_ERROR`.
     """
     content = to_onnx(predictor)
     difference = _largest_difference(predictor, content)
-    if not difference <= TOLERANCE:  # NaN too
+    if not difference <= MAX_ERROR:  # NaN too
         raise UserError(
-            f"the exported graph differs from PyTorch by {difference:.1e} (at most {TOLERANCE:.0e} "
+            f"the exported graph differs from PyTorch by {difference:.1e} (at most {MAX_ERROR:.0e} "
             f"is allowed): backbone {predictor.info.backbone!r} cannot be exported faithfully."
         )
     write_atomically(path, content)

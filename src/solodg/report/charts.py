@@ -16,7 +16,7 @@ from solodg.runs.predictions import Predictions
 LabelledPredictions = tuple[Predictions, NDArray[np.int64]]  # and the (N,) true classes
 
 MAX_WRITTEN = 12  # with more classes, a confusion matrix shows no numbers
-MAX_NAMED = 24  # with more classes, it shows no names
+MAX_NAMED_ROWS = 24  # with more classes, it shows no names
 _STYLES = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 1, 1, 1)))
 
 
@@ -73,7 +73,7 @@ def confusion(part: DomainPredictions, classes: Sequence[str]) -> Figure:
     """Draws the confusion matrix of a domain: rows are true classes, as shares of 1."""
     counts = confusion_counts(part, len(classes))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    few = len(classes) <= MAX_NAMED
+    few = len(classes) <= MAX_NAMED_ROWS
     figure = new_figure(4.6, 4.6)
     names = [short(c, 12) for c in classes]
     margin = 0.1 + 0.013 * max(map(len, names)) if few else 0.1  # room for names

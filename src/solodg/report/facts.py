@@ -5,7 +5,7 @@ from pathlib import Path
 from solodg.models.image_norm import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
-from solodg.runs.config import RunConfig
+from solodg.runs.config import ResolvedConfig
 from solodg.runs.folder import FINISHED, VERSIONS
 from solodg.runs.model_info import ModelInfo
 from solodg.storage import read_json
@@ -37,7 +37,7 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     return facts
 
 
-def _settings(config: RunConfig) -> str:
+def _settings(config: ResolvedConfig) -> str:
     """Lists the settings of training that a result may depend on."""
     start = config.weights or ("published" if config.pretrained else "random")
     words = [f"{Path(start).name} weights"]

@@ -14,7 +14,7 @@ from solodg.data import LabelledImages
 from solodg.predict.torch import Predictor
 from solodg.progress import Progress, Say
 from solodg.runs.build import input_batches
-from solodg.runs.config import Machine, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol
 from solodg.runs.folder import read_machine
@@ -63,7 +63,7 @@ class DomainPredictions:
 class ScoredRun:
     """A run, with the predictions of its model on the domains that `solodg evaluate` scores."""
 
-    config: RunConfig
+    config: ResolvedConfig
     dataset: str
     protocol: str
     parts: Iterator[DomainPredictions]  # see `predict_run`

@@ -107,9 +107,9 @@ def _means(every: list[DomainPredictions]) -> list[tuple[str, str, str]]:
         if not parts:
             continue
         before = [part.right_before.mean() for part in parts if part.right_before is not None]
-        accuracy = np.mean([part.metrics["accuracy"] for part in parts])
-        shown = f"{100 * np.mean(before):.1f}" if before else ""
-        means.append((title, shown, f"{100 * accuracy:.1f}"))
+        accuracy = float(np.mean([part.metrics["accuracy"] for part in parts]))
+        shown = percent(float(np.mean(before))) if before else ""
+        means.append((title, shown, percent(accuracy)))
     return means
 
 

@@ -65,8 +65,8 @@ def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     return spec.load(
         Loading(
             data_dir=machine.data_dir,
-            image_size=config.image_size or spec.image_size,
-            channels=config.channels or spec.channels,
+            image_size=config.image_size,
+            channels=config.channels,
             seed=config.seed,
             train_images=config.train_images,
             download=machine.download,

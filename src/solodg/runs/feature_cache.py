@@ -164,7 +164,7 @@ class _Member(NamedTuple):
 
     position: int  # among the images of all parts, one part after another
     images: Images  # of its part
-    index: int  # among the images of its part
+    row: int  # among the images of its part
     key: str
 
 

@@ -29,7 +29,9 @@ class Stream(BaseModel):
 
     arguments: dict[str, Any] = Field(default_factory=dict)  # of the adapter
     batch_size: PositiveInt = 64
-    domains: Literal["single", "mixed"] = "single"  # one target after another, or all mixed
+    domains: Literal["single", "mixed"] = Field(  # one target after another, or all mixed
+        default="single", json_schema_extra={"flag": "--stream"}
+    )
     reset: Literal["batch", "domain", "never"] = "domain"  # "batch" of size 1: every image
     order_seed: int = Field(default=0, ge=0)
     images: PositiveInt | None = None  # of each target, drawn by the seed; None: all
