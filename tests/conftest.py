@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from solodg import cli
@@ -19,6 +20,8 @@ from solodg.runs.train import train_run
 from solodg.storage import lock
 from solodg.torchvision_shim import make_torchvision_importable
 
+settings.register_profile("no-deadline", deadline=None)  # a slow machine is no failure
+settings.load_profile("no-deadline")
 make_torchvision_importable()  # tests import timm and torchvision themselves
 
 

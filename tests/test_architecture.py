@@ -36,7 +36,7 @@ MODULES = {
         decode idx transforms
         images
         domains
-        episodes loading pseudo_domains
+        episodes loading pseudo_domains rotation
         folder rotated toy
         office_home pacs svhn_mnist
         __init__

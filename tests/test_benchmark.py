@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from solodg.bench.duration import estimate_training_seconds
 from solodg.bench.plan import read_plan
 from solodg.bench.records import RECORDS, Results, append_cell, read_results
 from solodg.bench.runner import pending, run_serially
+from solodg.cli import app
 from solodg.progress import NoProgress
 from solodg.runs.config import Machine
 from solodg.storage import read_lines, try_lock
@@ -25,7 +29,8 @@ title: Toy
 dataset: toy
 targets: [sky]
 seeds: [0, 1]
-run: {backbone: small_cnn, steps: 8, batch_size: 8, context_images: 2, validate_every: 4}
+run: {backbone: small_cnn, steps: 8, batch_size: 8, context_images: 2, validate_every: 4,
+      train_images: 10}
 rows:
   - {name: ERM, run: {algorithm: erm}, paper: {PACS: 81.45}}
   - {name: solo}
@@ -61,12 +66,23 @@ def table(output: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """The plan, run once without a stop, by one thread as a Ray worker runs it."""
+def one_thread() -> Iterator[None]:
+    """Numbers depend on the threads: those of Ray's workers are one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_thread) -> Path:
+    """The plan, run once without a stop."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "toy.yaml").write_text(PLAN)
-    done = solodg_bench(folder / "toy.yaml", "--output", folder / "out", OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(
+        app, ["bench", str(folder / "toy.yaml"), "--output", str(folder / "out")]
+    )
+    assert done.exit_code == 0, done.output
     return folder / "out"
 
 
@@ -93,10 +109,14 @@ def test_nothing_is_run_twice(whole: Path, plan_file: Path, solodg) -> None:
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_table(
-    whole: Path, plan_file: Path, tmp_path: Path
+    whole: Path, plan_file: Path, tmp_path: Path, solodg, one_thread
 ) -> None:
     output = tmp_path / "killed"
-    process = subprocess.Popen(command(plan_file, "--output", output), stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command(plan_file, "--output", output),
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     deadline = time.monotonic() + 120
     while len(read_lines(output / RECORDS)) == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -105,8 +125,8 @@ def test_killed_in_the_middle_it_ends_with_the_same_table(
     assert 0 < len(numbers(output)) < 4
     with (output / RECORDS).open("ab") as file:
         file.write(b'{"dataset": "toy", "algo')  # and a crash in mid-write
-    done = solodg_bench(plan_file, "--output", output)
-    assert done.returncode == 0, done.stderr
+    code, _, err = solodg("bench", plan_file, "--output", output)
+    assert code == 0, err
     assert numbers(output) == numbers(whole)
     assert table(output) == table(whole)
 
@@ -126,7 +146,7 @@ def test_two_runners_share_the_work(whole: Path, plan_file: Path, tmp_path: Path
     assert all(json.loads(line) for line in (output / RECORDS).read_text().splitlines())
 
 
-def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path, solodg) -> None:
     path = tmp_path / "toy.yaml"
     path.write_text(
         PLAN.replace(
@@ -135,9 +155,9 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
         )
     )
     output = tmp_path / "out"
-    done = solodg_bench(path, "--output", output)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
+    code, _, err = solodg("bench", path, "--output", output)
+    assert code == 1
+    assert "Traceback" not in err
     results = read_results(output / RECORDS)
     assert len(results.done) == 2
     assert all("test_samples" in reason for reason in results.failed.values())

@@ -3,14 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from conftest import write_images
-from solodg.data import DATASETS
+from solodg import cli
+from solodg.data import DATASETS, DomainDataset, rotated
 
 FAST = ["--backbone", "small_cnn", "--image-size", "32", "--steps", "4", "--context-images", "2",
         "--accelerator", "cpu"]  # fmt: skip
@@ -21,9 +22,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run on real files, and the files."""
     root = tmp_path_factory.mktemp("cli")
     images = write_images(root / "own", {(d, c): 10 for d in "abc" for c in ("apple", "pear")})
-    command = [sys.executable, "-m", "solodg", "train", images, "--target", "b", *FAST,
-               "--steps", "40", "--output", root / "run"]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["train", images, "--target", "b", *FAST, "--steps", "40", "--output", root / "run"]
+    trained = CliRunner().invoke(cli.app, list(map(str, command)))
+    assert trained.exit_code == 0, trained.output
     return root / "run", images
 
 
@@ -120,7 +121,7 @@ MISTAKES = {
     "export to another kind": (["export", "nowhere", "--onnx", "x.pt"], ".onnx"),
     "nothing to serve": (["serve", "nowhere"], "holds no model"),
     "a queue that is too short": (["serve", "x.onnx", "--queue", "3"], "--max-images"),
-    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "positive"),
+    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "must be above 0"),
     "no token": (["serve", "x.onnx", "--token-file", "nowhere"], "token"),
     "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
 }
@@ -202,6 +203,19 @@ def test_the_literal_preset_is_the_papers(tmp_path, solodg) -> None:
     assert config["steps"] == 4  # what is given by hand goes over the preset
 
 
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded dataset with a tenth of its digits."""
+    pool = rotated._embedded_digits(0)
+    small = replace(pool, test=pool.test[:200], test_labels=pool.test_labels[:200])
+
+    def dataset(_wanted: int, size: int, channels: int, seed: int) -> DomainDataset:
+        return rotated._rotated_dataset(rotated._MNIST, small, 200, size, channels, seed)
+
+    monkeypatch.setattr(rotated, "_embedded_dataset", dataset)
+
+
+@pytest.mark.usefixtures("few_digits")
 def test_the_demo_compares_methods_and_ends_with_what_to_try(solodg, tmp_path) -> None:
     code, out, err = solodg("demo", "--steps", "2", "--output", tmp_path / "demo")
     assert code == 0, err

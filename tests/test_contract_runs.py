@@ -62,6 +62,8 @@ def test_a_stopped_run_resumes_to_the_same_weights(
         validate_every=2,
         batch_size=8,
         context_images=2,
+        centre_images=4,
+        train_images=10,
     )
     ends = []  # the last weights, which need not be the selected ones
 
@@ -112,7 +114,8 @@ def fit(fabric, state, *rest):
 run.fit, Path.open = fit, watched_open
 for name in ALGORITHMS:
     config = RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", algorithm=name,
-                       steps=2, batch_size=8, context_images=2, devices="2")
+                       steps=2, batch_size=8, context_images=2, centre_images=4,
+                       train_images=10, devices="2")
     run.train_run(config, Machine(accelerator="cpu", strategy="ddp"), Path(sys.argv[1]) / name)
 """
 

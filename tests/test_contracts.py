@@ -76,11 +76,11 @@ def test_one_image_alone_equals_its_row_in_a_batch_of_64(toy, name: str, variant
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, variant: str) -> None:
     algorithm = build(name, variant).train()
-    schedule = Schedule(40, 10, 3e-3, 3e-3, 0.0, 0)
+    schedule = Schedule(30, 30, 3e-3, 3e-3, 0.0, 0)
     optimizer = build_optimizer(algorithm, schedule)
     values = []
     reached = set()
-    for episode in episodes(toy, 40):
+    for episode in episodes(toy, 30):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
         losses["loss"].backward()

@@ -31,7 +31,7 @@ def shifted(count: int = 60, seed: int = 0):
 
 
 def test_scikit_learn_accepts_it() -> None:
-    check_estimator(SoloClassifier(steps=25, learning_rate=0.03))
+    check_estimator(SoloClassifier(steps=12, batch_size=16, learning_rate=0.05))
 
 
 def test_it_learns_and_names_what_it_learned() -> None:
@@ -79,7 +79,7 @@ def test_a_row_is_judged_alone() -> None:
 def test_leave_one_group_out_in_a_pipeline_with_routing() -> None:
     X, y, domains = shifted(30)
     with sklearn.config_context(enable_metadata_routing=True):
-        solo = SoloClassifier(steps=100).set_fit_request(domains=True)
+        solo = SoloClassifier(steps=40, learning_rate=0.01).set_fit_request(domains=True)
         pipeline = make_pipeline(StandardScaler(), solo)
         scores = cross_val_score(
             pipeline, X, y, cv=LeaveOneGroupOut(), params={"domains": domains, "groups": domains}
@@ -95,7 +95,7 @@ def test_leave_one_group_out_in_a_pipeline_with_routing() -> None:
 def test_domains_are_made_where_none_are_given() -> None:
     X, y, domains = shifted(30)
     for given in (None, np.zeros(len(y))):
-        model = SoloClassifier(steps=60, n_domains=2).fit(X, y, domains=given)
+        model = SoloClassifier(steps=40, learning_rate=0.01, n_domains=2).fit(X, y, domains=given)
         assert len(model.domains_) == 2
         assert model.score(X, y) > 0.8
     assert domains is not None
@@ -107,7 +107,9 @@ NEED_IMAGES = {"dson", "jigen", "l2a_ot", "mixstyle", "ttt"}
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - NEED_IMAGES))
 def test_other_algorithms_work_on_features_too(algorithm: str) -> None:
     X, y, domains = shifted(20)
-    model = SoloClassifier(algorithm=algorithm).fit(X, y, domains=domains)
+    model = SoloClassifier(algorithm=algorithm, steps=60, learning_rate=0.01).fit(
+        X, y, domains=domains
+    )
     assert model.score(X, y) > 0.9
 
 

@@ -72,10 +72,10 @@ def test_figures_written_by_several_threads_are_those_written_alone() -> None:
         figure = drawing(number % 4)
         return svg(figure), themed_svg(figure), png(figure)
 
-    alone = [written(number) for number in range(16)]
+    alone = [written(number) for number in range(8)]
     before = settings()
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(written, range(16))) == alone
+        assert list(pool.map(written, range(8))) == alone
     assert settings() == before
 
 

@@ -18,7 +18,8 @@ from solodg.runs.train import train_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    config = RunConfig(dataset="toy", backbone="small_cnn", steps=40)
+    config = RunConfig(dataset="toy", backbone="small_cnn", steps=30, batch_size=8,
+                       context_images=2, centre_images=10)  # fmt: skip
     return train_run(config, Machine(accelerator="cpu"), folder)
 
 

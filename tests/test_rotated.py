@@ -11,7 +11,7 @@ from PIL import Image
 
 from solodg.data import DATASETS, Loading
 from solodg.data.idx import read_idx
-from solodg.data.rotated import ANGLES, resample, rotate
+from solodg.data.rotation import ANGLES, resample, rotate
 from solodg.errors import UserError
 
 

@@ -38,8 +38,10 @@ def trained(folder: Path, **values) -> Path:
         dataset="toy",
         targets=("sky", "ash"),
         backbone="small_cnn",
-        steps=30,
+        steps=20,
         batch_size=8,
+        context_images=2,
+        centre_images=10,
         **values,
     )
     return train_run(config, Machine(accelerator="cpu"), folder)

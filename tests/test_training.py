@@ -27,7 +27,7 @@ TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerato
 CPU = Machine(accelerator="cpu")
 
 
-def solodg(*arguments: str | Path, **options) -> subprocess.Popen:
+def started(*arguments: str | Path, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "solodg", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
@@ -50,14 +50,14 @@ def assert_equal_weights(a: Path, b: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path, solodg) -> None:
     command = [*TRAIN, "--algorithm", "solo", "--steps", "60", "--validate-every", "8",
                "--batch-size", "8", "--context-images", "2", "--centre-images", "5"]  # fmt: skip
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finished(solodg(*command, "--output", whole))
+    assert solodg(*command, "--output", whole)[0] == 0
     killed = 0
     for _ in range(2):
-        process = solodg(*command, "--output", broken, "--resume")
+        process = started(*command, "--output", broken, "--resume")
         deadline = time.monotonic() + 120
         reached = len(read_lines(broken / "metrics.jsonl"))
         while process.poll() is None and time.monotonic() < deadline:
@@ -69,14 +69,14 @@ def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path: Pat
         process.communicate()
     assert killed >= 1
     assert not (broken / "finished.json").exists()
-    finished(solodg(*command, "--output", broken, "--resume"))
+    assert solodg(*command, "--output", broken, "--resume")[0] == 0
     assert_equal_weights(whole, broken)
     assert read_lines(whole / "metrics.jsonl") == read_lines(broken / "metrics.jsonl")
 
 
 def test_devices_by_flags(tmp_path: Path) -> None:
     output = finished(
-        solodg(*TRAIN, "--steps", "4", "--devices", "2", "--strategy", "ddp", "--output",
+        started(*TRAIN, "--steps", "2", "--devices", "2", "--strategy", "ddp", "--output",
                tmp_path / "run", env=os.environ | {"OMP_NUM_THREADS": "1"})
     )  # fmt: skip
     assert output.count("Selected step") == 1
@@ -84,7 +84,8 @@ def test_devices_by_flags(tmp_path: Path) -> None:
 
 
 def small(**values) -> RunConfig:
-    return RunConfig(**({"dataset": "toy", "backbone": "small_cnn", "steps": 30} | values))
+    fast = {"batch_size": 8, "context_images": 2, "centre_images": 10}
+    return RunConfig(**({"dataset": "toy", "backbone": "small_cnn", "steps": 30} | fast | values))
 
 
 def test_the_saved_model_is_the_selected_model(tmp_path: Path) -> None:

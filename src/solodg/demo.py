@@ -74,8 +74,16 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
 
 
 def _config(algorithm: str, steps: int, seed: int) -> RunConfig:
+    """Returns a run with small batches and two validations: the demo is to be over soon."""
     return RunConfig(
-        dataset="rotated-mnist", algorithm=algorithm, backbone="small_cnn", steps=steps, seed=seed
+        dataset="rotated-mnist",
+        algorithm=algorithm,
+        backbone="small_cnn",
+        steps=steps,
+        batch_size=16,
+        context_images=2,
+        validate_every=max(1, steps // 2),
+        seed=seed,
     )
 
 

@@ -12,7 +12,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for runs, picture and page.")] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 400,
+    steps: Annotated[int, typer.Option(help="Training steps of each method.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Another seed gives other numbers.")] = 0,
 ) -> None:
     """Train ERM and two single-sample methods on real rotated digits, and compare them.

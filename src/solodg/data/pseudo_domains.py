@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 
 from solodg.data.domains import Ints, SourceData
 from solodg.errors import UserError
@@ -44,6 +43,8 @@ def cluster_domains(
     Validation images join the nearest centre. Where a cluster has fewer than `min_images` of a
     class, too few for a context, they move to the cluster with most images of that class.
     """
+    from sklearn.cluster import KMeans  # late: it takes seconds to import
+
     if len(train_features) < count:
         raise UserError(f"{len(train_features)} images cannot make {count} clusters.")
     mean, std = train_features.mean(0), train_features.std(0) + 1e-6

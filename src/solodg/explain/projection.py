@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import pairwise_distances
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -136,6 +135,8 @@ def principal_axes(centres: Floats, images: Floats) -> Floats:
     same, and one distant class does not push the others into a corner. Where centres differ in one
     direction only, as those of two classes do, the images give the second direction.
     """
+    from sklearn.metrics import pairwise_distances  # late: it takes seconds to import
+
     squares = np.square(pairwise_distances(centres))
     weights = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 1e-12)
     laplacian = np.diag(weights.sum(1)) - weights  # sum over pairs w |x_i - x_j|^2 = x' L x

@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy import stats
-
 LEVEL = 0.95
 
 
@@ -34,6 +32,8 @@ class MeanInterval(NamedTuple):
 
 def mean_interval(values: Sequence[float]) -> MeanInterval | None:
     """Returns the mean of the values with its interval; None where there is no value."""
+    from scipy import stats  # late: it takes half a second to import
+
     if not values:
         return None
     n = len(values)
