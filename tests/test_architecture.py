@@ -254,3 +254,37 @@ def test_only_training_and_test_time_methods_have_an_optimiser() -> None:
 )
 def test_a_training_loop_is_found(line: str) -> None:
     assert OPTIMISING.search(line)
+
+
+def undocumented(text: str) -> list[str]:
+    """The public classes, functions and methods of a source text that have no docstring."""
+    found = []
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            overload = any(
+                isinstance(d, ast.Name) and d.id == "overload" for d in node.decorator_list
+            )
+            if node.name.startswith("_") or overload:
+                continue
+            if not ast.get_docstring(node):
+                found.append(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+
+    visit(ast.parse(text).body, "")
+    return found
+
+
+@FILES
+def test_every_public_definition_has_a_docstring_and_files_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert undocumented(text) == []
+    assert len(text.splitlines()) <= 300
+
+
+def test_a_definition_without_docstring_is_found() -> None:
+    text = 'class A:\n    """Is one."""\n    def f(self): ...\n    def _g(self): ...\n'
+    assert undocumented(text) == ["A.f"]

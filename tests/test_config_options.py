@@ -11,11 +11,13 @@ from solodg.cli import app
 from solodg.cli.bench import bench
 from solodg.cli.config_options import options_of, validated
 from solodg.cli.evaluate import evaluate
+from solodg.cli.serve import serve
 from solodg.cli.train import train
 from solodg.errors import UserError
 from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream
+from solodg.serving.settings import ServerSettings
 
 
 def declaration(parameter: inspect.Parameter) -> tuple[object, typer.models.OptionInfo]:
@@ -109,3 +111,35 @@ def test_the_literal_preset_drops_the_learning_rate_as_the_authors_do() -> None:
     assert config.decay == "step"
     assert not config.label_smoothing
     assert not config.image_norm
+
+
+def test_the_defaults_in_the_help_are_those_that_resolve_chooses() -> None:
+    def shown(field: str) -> str:
+        extra = RunConfig.model_fields[field].json_schema_extra
+        assert isinstance(extra, dict)
+        return str(extra["shown_default"])
+
+    scratch = resolve(RunConfig(dataset="toy"))
+    tuned = resolve(RunConfig(dataset="toy", pretrained=True))
+    frozen = resolve(RunConfig(dataset="toy", pretrained=True, freeze_backbone=True))
+    assert shown("steps") == f"{scratch.steps}; {frozen.steps} with a frozen backbone"
+    rates = f"{tuned.learning_rate} when fine-tuning given weights, else {scratch.learning_rate}"
+    assert shown("learning_rate") == rates
+    assert frozen.learning_rate == scratch.learning_rate
+    for config, rate in ((tuned, 0.00005), (scratch, 0.001)):
+        assert config.backbone_learning_rate == rate
+    assert shown("backbone_learning_rate") == "0.00005 when weights are given, else 0.001"
+    assert shown("label_smoothing") == f"{scratch.label_smoothing} from random weights"
+    assert shown("decay") == f"{scratch.decay} from random weights"
+    assert (tuned.label_smoothing, tuned.decay) == (None, None)
+    assert shown("validate_every") == "a fifth of the steps, at most 200"
+    assert (scratch.validate_every, frozen.validate_every) == (200, 600 // 5)
+
+
+def test_the_limits_of_serve_are_those_of_the_server() -> None:
+    given = inspect.signature(serve).parameters
+    settings = ServerSettings()
+    for name in ("max_batch", "max_images", "max_pixels", "queue"):
+        assert given[name].default == getattr(settings, name)
+    assert given["max_mb"].default * 1024**2 == settings.max_bytes
+    assert given["timeout"].default == settings.seconds
