@@ -97,13 +97,9 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
 
 
 def study_run(
-    folder: Path,
-    machine: Machine | None,
-    progress: Progress,
-    *,
+    folder: Path, machine: Machine | None, progress: Progress, *, images: int | None = None,
     seed: int = 0,
-    images: int | None = None,
-) -> dict[str, Accuracies]:
+) -> dict[str, Accuracies]:  # fmt: skip
     """Swaps all that a run's model reads from an image: `style`, `frame` and `statistics`.
 
     What the model does not read is left out.
