@@ -80,7 +80,7 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, va
     optimizer = build_optimizer(algorithm, schedule)
     values = []
     reached = set()
-    for episode in episodes(toy, 30):
+    for episode in episodes(toy, 30, context=2, queries=6):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
         losses["loss"].backward()
