@@ -29,7 +29,7 @@ demo: install
 
 # Two processes of one thread each are faster on two cores than one process of two threads.
 test: install-dev lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # For the tests that open pages: Chromium, where apt may install it. Without it they skip.
 browser:

@@ -25,6 +25,17 @@ settings.load_profile("no-deadline")
 make_torchvision_importable()  # tests import timm and torchvision themselves
 
 
+LONG_FILES = ("test_benchmark", "test_contracts", "test_cli", "test_training", "test_estimator",
+              "test_serving", "test_contract_runs", "test_onnx", "test_report", "test_readme",
+              "test_explain", "test_figures", "test_page", "test_backbones")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files of long tests first, so that all processes of a run end at about one time."""
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
     """No test reads or writes the user's data and caches."""
