@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.data.domains import LabelledImages, SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.pseudo_domains import cluster_domains, random_domains
+from solodg.data.transforms import unaugmented
 from solodg.errors import UserError, unknown_name
 from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
@@ -160,7 +160,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fabric = Fabric(accelerator="cpu", devices=1)
         loader = EpisodeLoader(source.train, sampler, workers=1)
         state = start(fabric, algorithm, schedule)
-        for _ in fit(fabric, state, loader, _identity, schedule):
+        for _ in fit(fabric, state, loader, unaugmented, schedule):
             pass
         algorithm.eval()
         with torch.no_grad():
@@ -172,10 +172,6 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return algorithm.double().requires_grad_(
             False
         )  # float64: results hardly depend on the batch size
-
-
-def _identity(x: Tensor, generator: torch.Generator) -> Tensor:
-    return x
 
 
 def _shares_classes(source: SourceData) -> bool:

@@ -16,7 +16,7 @@ from solodg.bench.records import Results
 from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader
 from solodg.data.pseudo_domains import random_domains
-from solodg.data.transforms import to_unit
+from solodg.data.transforms import unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress
@@ -93,8 +93,7 @@ def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
     schedule = replace(make_schedule(config), stop=_STEPS + 1)
     state = start(fabric, algorithm, schedule)
     moments = [
-        time.perf_counter()
-        for _ in fit(fabric, state, _Repeated(episode), lambda x, generator: to_unit(x), schedule)
+        time.perf_counter() for _ in fit(fabric, state, _Repeated(episode), unaugmented, schedule)
     ]
     training = _OVERHEAD * statistics.median(np.diff(moments)) * config.steps
     return training + (_feature_seconds(source, backbone) if config.freeze_backbone else 0.0)

@@ -20,6 +20,11 @@ def to_unit(x: Tensor) -> Tensor:
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
 
 
+def unaugmented(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Scales pixels as `to_unit` does; stands in place of an `Augmentation`, and draws nothing."""
+    return to_unit(x)
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """Random resized crop, horizontal flip and colour jitter."""

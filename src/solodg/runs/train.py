@@ -17,7 +17,7 @@ from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages, SourceData
 from solodg.data.domains import normalise_name
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
-from solodg.data.transforms import AUGMENTATIONS, to_unit
+from solodg.data.transforms import AUGMENTATIONS, unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import NoProgress, Progress, Say
@@ -38,7 +38,7 @@ from solodg.runs.build import (
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
-from solodg.runs.fit import Schedule, Transform, fit, start
+from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, claim, is_finished
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
@@ -155,7 +155,6 @@ def _train(
         f"{len(source.train)} training images of {len(source.domain_names)} domains, "
         f"{len(source.val)} to validate; {images_a_step} images a step."
     )
-    unaugmented: Transform = lambda x, generator: to_unit(x)  # noqa: E731
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     state = start(fabric, algorithm, schedule)
