@@ -90,7 +90,11 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
 
     try:
         projection = stored_projection(
-            run, predictor, moved_machine(run, data_dir), progress=BarProgress(err)
+            run,
+            predictor,
+            moved_machine(run, data_dir),
+            progress=BarProgress(err),
+            say=err.print,
         )
     except (UserError, OSError) as error:
         err.print(f"No figures: {error}", style="yellow")

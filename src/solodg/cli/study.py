@@ -46,7 +46,7 @@ def study(
     by_part: dict[str, list[RunAccuracies]] = {}
     for run in runs:
         machine, progress = moved_machine(run, data_dir), BarProgress(err)
-        found = study_run(run, machine, progress, seed=seed, images=images)
+        found = study_run(run, machine, progress, seed=seed, images=images, say=err.print)
         write_json(run / "study.json", found)
         for part, accuracies in found.items():
             by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))

@@ -1,6 +1,7 @@
 """Builds the parts of a run from its configuration: data, backbone, algorithm, schedule."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,21 @@ def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, R
             f"{', '.join(config.left_out)} there is only {source.domain_names[0]!r}. "
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
+    return source, config
+
+
+def reopen_source(
+    config: ResolvedConfig, machine: Machine, progress: Progress, say: Say
+) -> tuple[SourceData, ResolvedConfig]:
+    """Returns what `open_source` does, with the training images as a finished run trained on them.
+
+    A run with `skip_bad_images` left unreadable images out after the split. The same is done here,
+    so that all other images stay in their parts.
+    """
+    source, config = open_source(config, machine)
+    if config.skip_bad_images:
+        train = without_bad_images(source.train, config, progress, say)
+        source = replace(source, train=train)
     return source, config
 
 
