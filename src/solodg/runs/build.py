@@ -78,7 +78,7 @@ def read_source(
 def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     """Loads the dataset that a configuration names, with all its domains."""
     spec = dataset_spec(config.dataset)
-    return spec.load(
+    dataset = spec.load(
         Loading(
             data_dir=machine.data_dir,
             image_size=config.image_size,
@@ -87,8 +87,25 @@ def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
             train_images=config.train_images,
             download=machine.download,
             budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
+            window=config.window,
         )
     )
+    if config.window and not isinstance(dataset.images, ImageFiles):
+        raise UserError(
+            f"--window is for image files of more than 8 bits; {config.dataset} has 8-bit images."
+        )
+    return dataset
+
+
+def say_guessed_ranges(source: SourceData, say: Say) -> None:
+    """Says how many decoded source images have more than 8 bits and no window."""
+    parts = (source.train.images, source.val.images, source.test.images)
+    count = sum(len(images.guessed) for images in parts if isinstance(images, ImageFiles))
+    if count:
+        say(
+            f"{count} image(s) have more than 8 bits, and the range of each is guessed from its "
+            "largest value. Give the same range to all with --window LOW HIGH."
+        )
 
 
 def without_bad_images(
@@ -184,7 +201,7 @@ def feature_store(
 ) -> FeatureStore:
     """Opens the store of a backbone's features in the cache folder of the machine."""
     folder = (machine.cache_dir or default_cache_dir()) / "features"
-    return FeatureStore(backbone, config.backbone, folder, device, progress)
+    return FeatureStore(backbone, config.backbone, folder, device, progress, window=config.window)
 
 
 def with_features(source: SourceData, store: FeatureStore) -> SourceData:
@@ -236,6 +253,7 @@ def describe_model(config: ResolvedConfig, source: SourceData) -> ModelInfo:
         channels=config.channels,
         image_size=config.image_size,
         image_norm=config.image_norm or None,
+        window=config.window,
         classes=list(source.classes),
         source_domains=list(source.domain_names),
         dataset=Path(config.dataset).name,

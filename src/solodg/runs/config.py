@@ -5,6 +5,7 @@ classes. This module needs no torch, so that `solodg --help` is quick. `solodg.r
 a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +111,13 @@ class RunConfig(BaseModel):
         None,
         "Images are resized to a square of this many pixels a side.",
         shown_default="that of the dataset",
+    )
+    window: tuple[float, float] | None = option(
+        None,
+        "Pixel values that become black and white, for grey images of more than 8 bits, e.g. "
+        "-1000 400 for CT; values beyond are clipped, and 8-bit images are refused.",
+        shown_default="guessed for each image; negative values are refused",
+        metavar="LOW HIGH",
     )
     channels: Literal[1, 3] | None = option(
         None,
@@ -219,6 +227,13 @@ class RunConfig(BaseModel):
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("each number must be 0 or more, and be given once")
+        return value
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not -math.inf < value[0] < value[1] < math.inf:
+            raise ValueError("the first number must be below the second, and both finite")
         return value
 
     @property

@@ -20,6 +20,7 @@ class ModelInfo(BaseModel):
     channels: int
     image_norm: float | tuple[float, ...] | None = None  # see image_norm.py
     image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
+    window: tuple[float, float] | None = None  # pixel values that become black and white
     classes: list[str]
     source_domains: list[str]
     dataset: str

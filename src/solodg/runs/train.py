@@ -32,6 +32,7 @@ from solodg.runs.build import (
     make_schedule,
     open_source,
     read_source,
+    say_guessed_ranges,
     with_features,
     with_pseudo_domains,
 )
@@ -81,6 +82,7 @@ def train_run(
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
+    say_guessed_ranges(source, say)
     fingerprint = source.fingerprint()
     images = source  # before features take the place of pixels
     if config.freeze_backbone:
