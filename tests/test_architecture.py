@@ -102,7 +102,7 @@ MODULES = {
     """,
     "serving": """
         __init__ request_error
-        settings docs_page draining loopback_guard metrics
+        settings decode_budget docs_page draining loopback_guard metrics
         admission batching uploads
         schemas
         service

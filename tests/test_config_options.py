@@ -139,7 +139,8 @@ def test_the_defaults_in_the_help_are_those_that_resolve_chooses() -> None:
 def test_the_limits_of_serve_are_those_of_the_server() -> None:
     given = inspect.signature(serve).parameters
     settings = ServerSettings()
-    for name in ("max_batch", "max_images", "max_pixels", "queue"):
+    for name in ("max_batch", "max_images", "max_pixels", "decode_pixels", "queue"):
         assert given[name].default == getattr(settings, name)
     assert given["max_mb"].default * 1024**2 == settings.max_bytes
+    assert given["queue_mb"].default * 1024**2 == settings.queue_bytes
     assert given["timeout"].default == settings.seconds

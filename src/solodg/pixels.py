@@ -6,7 +6,6 @@ It needs only NumPy and Pillow, so that an exported model works without torch.
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -59,7 +58,7 @@ def decode_pixels(
     window: Window | None = None,
     limits: DecodeLimits | None = None,
     name: str | None = None,
-    reserve: Callable[[int], AbstractContextManager[None]] = lambda pixels: nullcontext(),
+    reserve: Callable[[int], None] = lambda pixels: None,
     on_guess: Callable[[], None] = lambda: None,
 ) -> Pixels:
     """Decodes a file, its bytes or a PIL image to (channels, size, size) without cropping.
@@ -69,8 +68,8 @@ def decode_pixels(
     clips those beyond; an 8-bit image is then an error, as its values are no longer the original
     ones. Without a window, the range of each image is guessed, and `on_guess` is called.
 
-    `limits` are for images from untrusted senders. `name` is what errors call the image. A file is
-    in memory, as a whole, only inside `reserve(number of its pixels)`.
+    `limits` are for images from untrusted senders. `name` is what errors call the image.
+    `reserve` is called with the number of pixels that a file takes in memory, before it takes it.
     """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "given in memory"
@@ -89,9 +88,9 @@ def decode_pixels(
             image.draft("RGB", (2 * size, 2 * size))  # large JPEGs are decoded at reduced size
             if "progressive" not in image.info:  # of these, all coefficients are held in memory
                 count = image.width * image.height
-            with reserve(count):
-                ImageOps.exif_transpose(image, in_place=True)
-                return _to_pixels(image, channels, size, window, on_guess)
+            reserve(count)
+            ImageOps.exif_transpose(image, in_place=True)
+            return _to_pixels(image, channels, size, window, on_guess)
     except BadImageError:
         raise
     except FileNotFoundError:
@@ -129,10 +128,12 @@ def _to_pixels(
             on_guess()
     mode = "L" if channels == 1 else "RGB"
     transparent = image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
-    if image.mode != mode or transparent:
+    if transparent or image.mode not in ("L", mode):
         image = _converted(image, mode, transparent)
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
+    if image.mode != mode:  # grey becomes RGB when it is small, which changes no value
+        image = image.convert(mode)
     pixels = np.array(image)  # a copy: PIL's own memory is read-only
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 

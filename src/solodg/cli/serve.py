@@ -34,12 +34,22 @@ def serve(
         int,
         typer.Option(help="Most pixels of an image; a larger one is refused before it is decoded."),
     ] = 50_000_000,
+    decode_pixels: Annotated[
+        int, typer.Option(help="Most pixels decoded at once, of all requests; other images wait.")
+    ] = 50_000_000,
     queue: Annotated[
         int,
         typer.Option(
             help="Images accepted and not yet answered; a request beyond that gets status 429."
         ),
     ] = 128,
+    queue_mb: Annotated[
+        float,
+        typer.Option(
+            help="Megabytes of requests accepted and not yet answered, at least --max-mb; a "
+            "request beyond that gets status 429."
+        ),
+    ] = 256.0,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     token_file: Annotated[
         Path | None,
@@ -69,7 +79,9 @@ def serve(
         max_images=max_images,
         max_bytes=int(max_mb * 1024**2),
         max_pixels=max_pixels,
+        decode_pixels=decode_pixels,
         queue=queue,
+        queue_bytes=int(queue_mb * 1024**2),
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )

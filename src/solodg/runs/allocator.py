@@ -1,7 +1,9 @@
-"""Keeps freed memory in the process instead of returning it to the system after each step.
+"""Freed memory: a training keeps it for its next step, a server returns it to the system.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes them page
 by page when they are allocated again: for networks on a CPU that can take longer than computing.
+Smaller blocks it keeps, for each thread, and after large blocks were freed larger ones too: a
+server that has decoded large images in several threads would hold their memory for ever.
 """
 
 import ctypes
@@ -21,3 +23,12 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def return_freed_memory() -> None:
+    """Returns the memory that this process has freed to the system, once. It changes no setting."""
+    if sys.platform != "linux":
+        return
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

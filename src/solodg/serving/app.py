@@ -73,13 +73,15 @@ def build_app(
     draw: Draw | None = None,
     *,
     loopback_only: bool = False,
+    trim: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Builds the app that serves one model.
 
     `draw` draws the figures of /explain, if given. `loopback_only` rejects requests whose Host
-    header names another machine.
+    header names another machine. `trim` is called after large images, to return freed memory to
+    the system.
     """
-    service = Service(predictor, name, settings, draw)
+    service = Service(predictor, name, settings, draw, trim)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ import uvicorn
 from solodg.errors import UserError
 from solodg.predict.base import ImagePredictor
 from solodg.progress import Say
+from solodg.runs.allocator import return_freed_memory
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw
@@ -46,7 +47,14 @@ def serve(
         _warm_up(predictor, settings.max_batch)
         address = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
-            build_app(predictor, name, settings, draw, loopback_only=is_loopback(host)),
+            build_app(
+                predictor,
+                name,
+                settings,
+                draw,
+                loopback_only=is_loopback(host),
+                trim=return_freed_memory,
+            ),
             log_config=_LOG,
             access_log=False,
             server_header=False,

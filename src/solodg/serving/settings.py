@@ -14,14 +14,19 @@ class ServerSettings:
     max_images: int = 32  # of one request
     max_bytes: int = 20 * 1024**2  # of one request
     max_pixels: int = 50_000_000  # of one image, checked before it is decoded
+    decode_pixels: int = 50_000_000  # of all images decoded at once; the others wait
     queue: int = 128  # images admitted and not yet answered; beyond, a request gets a 429
+    queue_bytes: int = 256 * 1024**2  # of admitted requests; beyond, a request gets a 429
     seconds: float = 30.0  # for a request, from its first byte to its response
     token: str | None = field(default=None, repr=False)  # required of every request, if set
 
     def __post_init__(self) -> None:
-        numbers = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels, self.queue)
-        if min(numbers) < 1 or self.seconds <= 0:
-            raise UserError("the server's limits (--max-..., --queue, --timeout) must be above 0.")
+        sizes = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels)
+        if min(*sizes, self.decode_pixels, self.queue, self.queue_bytes) < 1 or self.seconds <= 0:
+            raise UserError(
+                "the server's limits (--max-..., --decode-pixels, --queue..., --timeout) must be "
+                "above 0."
+            )
         if self.queue < self.max_images:
             raise UserError(
                 f"a queue of {self.queue} images cannot take a request of {self.max_images}: "

@@ -1,5 +1,6 @@
 """Reads images from a request: a raw body is one image, a multipart form holds several."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.datastructures import UploadFile
@@ -20,15 +21,20 @@ class Upload(NamedTuple):
     content: bytes
 
 
-async def read_uploads(request: Request, settings: ServerSettings) -> list[Upload]:
-    """Reads the images of a request, within the limits on its bytes and images."""
+async def read_uploads(
+    request: Request, settings: ServerSettings, count_bytes: Callable[[int], None]
+) -> list[Upload]:
+    """Reads the images of a request, within the limits on its bytes and images.
+
+    `count_bytes` is called with the number of bytes of each piece that arrives.
+    """
     kind = request.headers.get("content-type", RAW).partition(";")[0].strip().lower()
     if kind != FORM and kind != RAW and not kind.startswith("image/"):
         raise RequestError(
             415, f"content type {kind!r}: send {FORM}, or one image as image/... or {RAW}."
         )
     _check_length(request, settings.max_bytes)
-    limited = _limited(request, settings.max_bytes)
+    limited = _limited(request, settings.max_bytes, count_bytes)
     if kind == FORM:
         uploads = await _from_form(limited, settings.max_images)
     else:
@@ -56,16 +62,18 @@ def _check_length(request: Request, limit: int) -> None:
         raise _too_long(limit)
 
 
-def _limited(request: Request, limit: int) -> Request:
+def _limited(request: Request, limit: int, count_bytes: Callable[[int], None]) -> Request:
     """Returns the request with a body that stops at `limit` bytes, whatever its header says."""
     received = 0
 
     async def receive() -> Message:
         nonlocal received
         message = await request.receive()
-        received += len(message.get("body", b""))
+        count = len(message.get("body", b""))
+        received += count
         if received > limit:
             raise _too_long(limit)
+        count_bytes(count)
         return message
 
     return Request(request.scope, receive)
