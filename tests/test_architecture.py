@@ -33,8 +33,9 @@ MODULES = {
         __init__
     """,
     "data": """
-        decode idx transforms
+        decode idx splits transforms
         images
+        labelled_images
         domains
         episodes loading pseudo_domains rotation
         folder rotated toy

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import write_images
 from solodg.data import DATASETS, Loading, dataset_spec
-from solodg.data.domains import TRAIN, UNASSIGNED, VAL
+from solodg.data.splits import TRAIN, UNASSIGNED, VAL
 from solodg.errors import UserError
 
 
@@ -97,7 +97,8 @@ def test_a_manifest_gives_labels_domains_groups_and_splits(image_folder: Path) -
 
 
 def test_groups_of_a_manifest_are_kept_together(image_folder: Path) -> None:
-    rows = [f"{d}/pear/{i}.png,pear,{d},p{i // 2}" for d in "abc" for i in range(10)]
+    rows = [f"{d}/pear/{i}.png,pear,{d},p{i // 2}" for d in "ab" for i in range(10)]
+    rows += [f"c/pear/{i}.png,pear,c,q{i // 2}" for i in range(10)]
     rows += [f"{d}/apple/{i}.png,apple,{d}," for d in "ab" for i in range(10)]
     dataset = load(manifest(image_folder, "path,label,domain,group", rows))
     source = dataset.leave_out(["c"], val_fraction=0.3)

@@ -12,6 +12,7 @@ from PIL import Image
 from solodg.data import DATASETS, Loading
 from solodg.data.idx import read_idx
 from solodg.data.rotation import ANGLES, resample, rotate
+from solodg.data.splits import VAL
 from solodg.errors import UserError
 
 
@@ -37,6 +38,8 @@ def test_no_digit_stands_on_both_sides_of_a_split(embedded) -> None:
     groups = [set(embedded.groups[embedded.split == part].tolist()) for part in (1, 2, 3)]
     assert not groups[0] & groups[1]
     assert not (groups[0] | groups[1]) & groups[2]
+    assert embedded.leave_out(["0", "90"]).shared_groups == 0
+    assert embedded.leave_out(["15"], exclude=["0", "90"], part=VAL).shared_groups == 0
 
 
 def test_every_digit_is_shown_at_every_angle(embedded) -> None:

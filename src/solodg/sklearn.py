@@ -11,8 +11,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.data.domains import LabelledImages, SourceData
+from solodg.data.domains import SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import unaugmented
 from solodg.errors import UserError, unknown_name

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from solodg.data.domains import DomainDataset, LabelledImages, SourceData
+from solodg.data.domains import DomainDataset, SourceData
 from solodg.data.folder import load_folder, load_manifest, published
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.loading import DatasetSpec, Loading, default_data_dir
 from solodg.data.office_home import OFFICE_HOME
 from solodg.data.pacs import PACS

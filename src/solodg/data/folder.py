@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from solodg.data.decode import EXTENSIONS
-from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, Ints, normalise_name
+from solodg.data.domains import DomainDataset, normalise_name
 from solodg.data.images import ImageFiles
 from solodg.data.loading import DatasetSpec, Loading
+from solodg.data.splits import SPLIT_NAMES, UNASSIGNED, Ints
 from solodg.errors import UserError, unknown_name
 
 _COLUMNS = ("path", "label", "domain", "group", "split")

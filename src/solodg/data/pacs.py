@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from solodg.data.domains import TRAIN, VAL, DomainDataset
+from solodg.data.domains import DomainDataset
 from solodg.data.folder import load_folder, published, require_folder
 from solodg.data.images import ImageFiles
 from solodg.data.loading import Loading
+from solodg.data.splits import TRAIN, VAL
 from solodg.errors import UserError
 
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")

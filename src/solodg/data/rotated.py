@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, normalise_name
+from solodg.data.domains import DomainDataset, normalise_name
 from solodg.data.idx import read_idx
 from solodg.data.images import ImageArray, Images
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.data.rotation import ANGLES, LARGEST_MATRIX, RotatedImages
+from solodg.data.splits import TEST, TRAIN, VAL, Ints
 from solodg.errors import UserError
 from solodg.pixels import Pixels
 from solodg.seeding import numpy_generator

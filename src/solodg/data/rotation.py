@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.data.domains import Ints
 from solodg.data.images import Indices, digest
+from solodg.data.splits import Ints
 
 ANGLES = (0, 15, 30, 45, 60, 75, 90)
 LARGEST_MATRIX = 64  # pixels a side; for larger images the matrix costs more than it saves

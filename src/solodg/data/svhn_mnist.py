@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.data.domains import TEST, UNASSIGNED, DomainDataset
+from solodg.data.domains import DomainDataset
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.data.rotated import digits
+from solodg.data.splits import TEST, UNASSIGNED
 from solodg.errors import UserError
 
 _HOW = (

@@ -6,9 +6,10 @@ It is for tests and first steps: a model trains on it in seconds, and nothing is
 import numpy as np
 import torch
 
-from solodg.data.domains import UNASSIGNED, DomainDataset
+from solodg.data.domains import DomainDataset
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
+from solodg.data.splits import UNASSIGNED
 from solodg.seeding import numpy_generator
 
 _CLASSES = ("bar", "disc", "ring")

@@ -33,7 +33,7 @@ from solodg.algorithms.solo.method import Solo, adapts
 from solodg.algorithms.solo_plus.method import SoloPlus
 from solodg.algorithms.solo_plus.pose import mean_pose
 from solodg.data import LabelledImages
-from solodg.data.domains import Ints
+from solodg.data.splits import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size

@@ -11,6 +11,7 @@ from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, data
 from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
+from solodg.data.splits import TEST, VAL
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
@@ -32,7 +33,7 @@ def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, R
     targets = dataset.canonical(config.targets)
     exclude = dataset.canonical(config.exclude) if config.exclude else None
     config = config.model_copy(update={"targets": targets, "exclude": exclude})
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
+    source = source_domains(dataset, config)
     if len(source.domain_names) < 2 and not config.pseudo_domains:
         raise UserError(
             f"training needs at least two source domains, and without "
@@ -40,6 +41,23 @@ def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, R
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
     return source, config
+
+
+def source_domains(dataset: DomainDataset, config: ResolvedConfig) -> SourceData:
+    """Returns the domains that a run trains on, split as its configuration says."""
+    return dataset.leave_out(
+        config.targets,
+        exclude=config.exclude or (),
+        part=scored_part(config),
+        seed=config.seed,
+        val_fraction=config.val_fraction,
+        allow_shared_groups=bool(config.allow_shared_groups),
+    )
+
+
+def scored_part(config: ResolvedConfig) -> int:
+    """Returns the part of the target domains that is scored."""
+    return VAL if config.score_on == "validation" else TEST
 
 
 def read_source(

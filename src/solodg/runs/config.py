@@ -189,6 +189,12 @@ class RunConfig(BaseModel):
     pseudo_domains: Literal["random", "clusters"] | None = option(
         None, "Make source domains where none are annotated: random, or clusters (of features)."
     )
+    # None, not False, is the default: a key of a cell leaves out what is None.
+    allow_shared_groups: bool | None = option(
+        None,
+        "Train although groups (such as patients) have images both in the source domains and "
+        "among the target images to score; every record then says so.",
+    )
     num_pseudo_domains: int = option(
         3, "Number of source domains that --pseudo-domains makes.", ge=2
     )

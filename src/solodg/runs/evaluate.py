@@ -171,9 +171,15 @@ def _training_time(folder: Path) -> dict[str, float]:
 
 
 def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
-    """Returns the name of the way the data was split, with share and seed of a random split."""
+    """Returns the name of the way the data was split, with share and seed of a random split.
+
+    It also says if validation images of the targets are scored, and if groups are shared.
+    """
+    text = dataset.protocol
+    if text.endswith("random-split") or text == "grouped-split":
+        text += f"-{config.val_fraction:g}-seed-{config.seed}"
     if config.score_on:
-        return f"{dataset.protocol}, targets scored on {config.score_on} images"
-    if dataset.protocol.endswith("random-split") or dataset.protocol == "grouped-split":
-        return f"{dataset.protocol}-{config.val_fraction:g}-seed-{config.seed}"
-    return dataset.protocol
+        text += f", targets scored on {config.score_on} images"
+    if shared := dataset.facts.get("shared_groups"):
+        text += f", {shared} group{'s' * (shared > 1)} both in the sources and in the scored images"
+    return text

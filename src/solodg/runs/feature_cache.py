@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import torch
 
 from solodg.algorithms import Algorithm
 from solodg.data import DomainDataset, LabelledImages, SourceData
-from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress, Say
@@ -19,6 +19,8 @@ from solodg.runs.build import (
     load_dataset,
     read_source,
     ready_features,
+    scored_part,
+    source_domains,
     with_features,
     without_bad_images,
 )
@@ -73,7 +75,10 @@ def open_scored(
         assert isinstance(algorithm.backbone, Backbone)
         store = feature_store(config, machine, algorithm.backbone, device, progress)
         algorithm = reading_features(algorithm)
-    parts = _scored_parts(data, config, folder, store, progress, say)
+    source = source_domains(data, config)
+    if config.allow_shared_groups:
+        data = replace(data, facts=data.facts | {"shared_groups": source.shared_groups})
+    parts = _scored_parts(data, source, config, folder, store, progress, say)
     return ScoredData(config, data, parts, algorithm)
 
 
@@ -90,6 +95,7 @@ def reading_features(algorithm: Algorithm) -> Algorithm:
 
 def _scored_parts(
     dataset: DomainDataset,
+    source: SourceData,
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
@@ -103,12 +109,13 @@ def _scored_parts(
             return part
         return without_bad_images(part, config, progress, say)
 
-    part = VAL if config.score_on == "validation" else TEST
-    pixels = [read(images) for images in dataset.targets(config.targets, part).values()]
+    found = dataset.targets(
+        config.targets, scored_part(config), seed=config.seed, val_fraction=config.val_fraction
+    )
+    pixels = [read(images) for images in found.values()]
     targets = pixels
     if store is not None:
         targets = [store.replace_images([images])[0] for images in pixels]
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
     if store is not None or config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say, store)
     held_out = _held_out(source, config, folder, store, read, say)

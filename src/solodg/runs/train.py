@@ -75,6 +75,11 @@ def train_run(
     if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
         say(f"{folder} is finished already: nothing to do.")
         return folder
+    if source.shared_groups:
+        say(
+            f"{source.shared_groups} group(s) have images both in the source domains and among the "
+            "target images to score: the score will not be one of unseen groups."
+        )
     clock = _Clock(folder)
 
     torch.manual_seed(derive(config.seed, "weights"))
@@ -92,10 +97,8 @@ def train_run(
 
     # A run that cannot be trained fails here, before it claims its folder.
     setup.new_model(source)
-    if config.select == LEAVE_ONE_OUT and len(source.domain_names) < 3:
-        raise UserError(
-            "--select leave-one-out needs three source domains: one to hold out, two to train."
-        )
+    if config.select == LEAVE_ONE_OUT:
+        _check_folds(source)
     if fabric.is_global_zero:
         claim(folder, config, machine, fingerprint)
         checkpoint.save_info(folder, describe_model(config, source))
@@ -235,6 +238,16 @@ def _finalize(algorithm: Algorithm, centres: LabelledImages, device: torch.devic
 def _progress_note(loss: float, best: Score | None) -> str:
     note = "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
     return f"loss {loss:.3f}{note}"
+
+
+def _check_folds(source: SourceData) -> None:
+    """Raises `UserError` if some source domain cannot be held out."""
+    if len(source.domain_names) < 3:
+        raise UserError(
+            "--select leave-one-out needs three source domains: one to hold out, two to train."
+        )
+    for number in range(len(source.domain_names)):
+        source.held_out(number)
 
 
 def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Path) -> int:
