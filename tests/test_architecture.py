@@ -34,12 +34,12 @@ MODULES = {
     """,
     "data": """
         decode idx splits transforms
-        images
+        images listing
         labelled_images
         domains
-        episodes loading pseudo_domains rotation
+        episodes loading pseudo_domains rotation summary
         folder rotated toy
-        office_home pacs svhn_mnist
+        manifest office_home pacs svhn_mnist
         __init__
     """,
     "figures": """
@@ -112,6 +112,7 @@ MODULES = {
     """,
     "cli": """
         config_options console options
+        data_table
         train predict datasets demo bench export report serve study
         evaluate explain
         __init__

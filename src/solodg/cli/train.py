@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
+from solodg.cli.data_table import print_data
 from solodg.errors import UserError, unknown_name
 from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
 
@@ -40,7 +42,8 @@ def train(
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
 
-    Neither training nor the choice of the model sees the target domain. Without --target it is
+    Neither training nor the choice of the model sees the target domain. A table of the images is
+    printed first ([bold]solodg datasets[/bold] has it as JSON). Without --target it is
     the default target of the dataset, if it has one. Score the model on it with
     [bold]solodg evaluate RUN[/bold].
     """
@@ -51,7 +54,15 @@ def train(
     config = resolve(_config(options, preset))
     machine = validated(Machine, options)
     folder = output or _default_folder(config)
-    train_run(config, machine, folder, resume=resume, progress=BarProgress(err), say=err.print)
+    train_run(
+        config,
+        machine,
+        folder,
+        resume=resume,
+        progress=BarProgress(err),
+        say=err.print,
+        show=partial(print_data, console=err),
+    )
     if _is_first_process():
         _show_selection(folder)
 

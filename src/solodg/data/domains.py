@@ -13,6 +13,7 @@ import numpy as np
 
 from solodg.data.images import Images, digest
 from solodg.data.labelled_images import LabelledImages
+from solodg.data.listing import EMPTY_DOMAIN, LeftOut
 from solodg.data.splits import (
     TEST,
     TRAIN,
@@ -130,6 +131,8 @@ class DomainDataset:
     kind: Kind = "photo"
     groups: Ints | None = None  # (N,) images of one group are always in the same part
     facts: dict[str, Any] = field(default_factory=dict)  # provenance, for records
+    left_out: tuple[LeftOut, ...] = ()  # of the folder
+    notes: tuple[str, ...] = ()  # remarks for the user on how the data was read
 
     def domain_index(self, name: str) -> int:
         """Returns the number of a domain by its name.
@@ -141,7 +144,9 @@ class DomainDataset:
         wanted = normalise_name(name)
         alike = [i for i, n in enumerate(self.domain_names) if normalise_name(n) == wanted]
         if len(alike) != 1:
-            raise unknown_name(f"domain of {self.name}", name, self.domain_names)
+            empty = [str(entry) for entry in self.left_out if entry.reason == EMPTY_DOMAIN]
+            hint = f"Left out: {empty[0]}." if empty else ""
+            raise unknown_name(f"domain of {self.name}", name, self.domain_names, hint)
         return alike[0]
 
     def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Builds the parts of a run from its configuration: data, backbone, algorithm, schedule."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.splits import TEST, VAL
+from solodg.data.summary import DataSummary, summarise
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
@@ -26,13 +27,21 @@ from solodg.runs.model_info import ModelInfo
 from solodg.seeding import derive
 from solodg.types import Batch
 
+ShowData = Callable[[DataSummary], None]  # a callback that shows the user what a dataset holds
 
-def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:
-    """Returns the source domains of a run, and its configuration with the data's domain names."""
+
+def open_source(
+    config: ResolvedConfig, machine: Machine, show: ShowData = lambda summary: None
+) -> tuple[SourceData, ResolvedConfig]:
+    """Returns the source domains of a run, and its configuration with the data's domain names.
+
+    `show` is called with a summary of all domains.
+    """
     dataset = load_dataset(config, machine)
     targets = dataset.canonical(config.targets)
     exclude = dataset.canonical(config.exclude) if config.exclude else None
     config = config.model_copy(update={"targets": targets, "exclude": exclude})
+    show(summarise(dataset, targets, exclude or ()))
     source = source_domains(dataset, config)
     if len(source.domain_names) < 2 and not config.pseudo_domains:
         raise UserError(
@@ -41,6 +50,26 @@ def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, R
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
     return source, config
+
+
+def remarks_to(say: Say) -> ShowData:
+    """Returns a callback that says what was left out of the data, line by line."""
+
+    def show(summary: DataSummary) -> None:
+        for line in summary.remarks():
+            say(line)
+
+    return show
+
+
+def check_folds(source: SourceData) -> None:
+    """Raises `UserError` if leave-one-out selection cannot hold out every source domain."""
+    if len(source.domain_names) < 3:
+        raise UserError(
+            "--select leave-one-out needs three source domains: one to hold out, two to train."
+        )
+    for number in range(len(source.domain_names)):
+        source.held_out(number)
 
 
 def source_domains(dataset: DomainDataset, config: ResolvedConfig) -> SourceData:

@@ -23,6 +23,8 @@ from solodg.models.backbones import Backbone
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
 from solodg.runs.build import (
+    ShowData,
+    check_folds,
     describe_model,
     feature_store,
     input_batches,
@@ -32,6 +34,7 @@ from solodg.runs.build import (
     make_schedule,
     open_source,
     read_source,
+    remarks_to,
     with_features,
     with_pseudo_domains,
 )
@@ -61,17 +64,19 @@ def train_run(
     resume: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
+    show: ShowData | None = None,
 ) -> Path:
     """Trains a model, selects it on source validation images and leaves it in `folder`.
 
-    With `resume` it continues a run that was killed; a finished run is left as it is.
+    With `resume` it continues a run that was killed; a finished run is left as it is. `show` is
+    called with a summary of the data; without it, `say` gets what was left out of the data.
     """
     resolved = resolve(config)
     fabric = launch(resolved, machine)
     if not fabric.is_global_zero:
-        progress, say = NoProgress(), lambda text: None
+        progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
-    source, config = open_source(resolved, machine)
+    source, config = open_source(resolved, machine, show or remarks_to(say))
     if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
         say(f"{folder} is finished already: nothing to do.")
         return folder
@@ -98,7 +103,7 @@ def train_run(
     # A run that cannot be trained fails here, before it claims its folder.
     setup.new_model(source)
     if config.select == LEAVE_ONE_OUT:
-        _check_folds(source)
+        check_folds(source)
     if fabric.is_global_zero:
         claim(folder, config, machine, fingerprint)
         checkpoint.save_info(folder, describe_model(config, source))
@@ -238,16 +243,6 @@ def _finalize(algorithm: Algorithm, centres: LabelledImages, device: torch.devic
 def _progress_note(loss: float, best: Score | None) -> str:
     note = "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
     return f"loss {loss:.3f}{note}"
-
-
-def _check_folds(source: SourceData) -> None:
-    """Raises `UserError` if some source domain cannot be held out."""
-    if len(source.domain_names) < 3:
-        raise UserError(
-            "--select leave-one-out needs three source domains: one to hold out, two to train."
-        )
-    for number in range(len(source.domain_names)):
-        source.held_out(number)
 
 
 def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Path) -> int:
