@@ -13,7 +13,6 @@ import uvicorn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.server_process import Server, served
-
 from solodg.predict.base import ImagePredictor
 from solodg.serving.app import build_app
 from solodg.serving.settings import ServerSettings

@@ -6,6 +6,7 @@ the same command meets the same files, so answers are compared for equality.
 
 import hashlib
 import http.client
+import io
 import json
 import re
 import shutil
@@ -14,6 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
 
 from torture.forked import COMMAND_SECONDS, Child, Finished, run
 
@@ -99,6 +103,25 @@ def make_place(folder: Path) -> Place:
     for name in ("evaluate", "explain", "report", "study"):
         _must(COMMANDS[name].run(place)[0])
     return place
+
+
+def export_model(folder: Path) -> Path:
+    """Trains a small model and exports it; returns the ONNX file."""
+    path = folder / "model.onnx"
+    _must(run(*train_arguments(folder / "run")))
+    _must(run("export", folder / "run", "--onnx", path))
+    return path
+
+
+def pictures(seed: int, count: int) -> list[bytes]:
+    """Returns PNG files of noise, each of another."""
+    generator = np.random.default_rng(seed)
+    files = []
+    for pixels in generator.integers(0, 256, (count, 48, 48, 3), dtype=np.uint8):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
 
 
 def _must(finished: Finished) -> None:
