@@ -57,7 +57,7 @@ def main() -> None:
         err.print(f"error: {error}", style="red")
         sys.exit(USER_MISTAKE)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
         where = f" ({error.filename})" if error.filename else ""
         err.print(
