@@ -66,7 +66,7 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator
+        __init__ allocator clock
         config model_info predictions statistics
         defaults devices metrics metrics_log tables
         training_state

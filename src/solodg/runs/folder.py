@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from solodg.errors import UserError, validation_error
 from solodg.runs.config import Machine, ResolvedConfig, portable
-from solodg.storage import read_json, write_json
+from solodg.storage import read_json, try_lock, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
+LOCK = "train.lock"  # while a process trains in the folder
 Model = TypeVar("Model", bound=BaseModel)
 _PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
 
@@ -43,6 +46,27 @@ def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
                 "--output."
             )
     return (folder / FINISHED).is_file()
+
+
+@contextmanager
+def training_lock(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in the folder; raises `UserError` if one does already.
+
+    It leaves no file, and no folder that was not there before and is empty in the end.
+    """
+    existed = folder.is_dir()
+    try:
+        with try_lock(folder / LOCK, remove=True) as locked:
+            if not locked:
+                raise UserError(
+                    f"another process trains in {folder}. Wait for its end, or choose another "
+                    "folder with --output."
+                )
+            yield
+    finally:
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def read_config(folder: Path) -> ResolvedConfig:

@@ -4,7 +4,7 @@
 SourceData, which does not hold the target domains.
 """
 
-import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,18 +35,19 @@ from solodg.runs.build import (
     with_features,
     with_pseudo_domains,
 )
+from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
 from solodg.runs.fit import Schedule, fit, start
-from solodg.runs.folder import FINISHED, claim, is_finished
+from solodg.runs.folder import FINISHED, claim, is_finished, training_lock
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
 from solodg.runs.predictions import Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.seeding import derive
-from solodg.storage import read_json, write_json
+from solodg.storage import write_json
 from solodg.types import Batch
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
@@ -72,11 +73,32 @@ def train_run(
         progress, say = NoProgress(), lambda text: None
     progress = progress or NoProgress()
     source, config = open_source(resolved, machine)
-    if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
-        say(f"{folder} is finished already: nothing to do.")
-        return folder
-    clock = _Clock(folder)
+    with ExitStack() as until_end:
+        if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
+            say(f"{folder} is finished already: nothing to do.")
+        else:
+            _train_and_select(fabric, config, machine, folder, source, progress, say)
+    return folder
 
+
+def _is_finished(folder: Path, config: ResolvedConfig, resume: bool, until_end: ExitStack) -> bool:
+    """Returns whether the run is finished already; if not, locks its folder until the end."""
+    if is_finished(folder, config, resume=resume):
+        return True
+    until_end.enter_context(training_lock(folder))
+    return is_finished(folder, config, resume=resume)  # another process may have finished it
+
+
+def _train_and_select(
+    fabric: Fabric,
+    config: ResolvedConfig,
+    machine: Machine,
+    folder: Path,
+    source: SourceData,
+    progress: Progress,
+    say: Say,
+) -> None:
+    clock = Clock(folder)
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
@@ -113,7 +135,6 @@ def train_run(
         clock.discard()
         (folder / STATE).unlink(missing_ok=True)
     fabric.barrier()
-    return folder
 
 
 class _Setup:
@@ -125,7 +146,7 @@ class _Setup:
         config: ResolvedConfig,
         machine: Machine,
         backbone: Backbone,
-        clock: "_Clock",
+        clock: Clock,
         progress: Progress,
         say: Say,
     ) -> None:
@@ -255,22 +276,3 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
         curves.append(on_first(fabric, partial(validation_curve, fold)))
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
-
-
-class _Clock:
-    """Counts the seconds of a run, including those before it was killed and resumed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "seconds.json"
-        self.before = read_json(self.path)["seconds"] if self.path.is_file() else 0.0
-        self.started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return round(self.before + time.perf_counter() - self.started, 1)
-
-    def save(self) -> None:
-        write_json(self.path, {"seconds": self.seconds})
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
