@@ -67,7 +67,7 @@ MODULES = {
     """,
     "runs": """
         __init__ allocator clock
-        config model_info predictions statistics
+        config model_info origin predictions statistics
         defaults devices metrics metrics_log tables
         training_state
         fit feature_cache

@@ -56,6 +56,7 @@ def run_cell(
             adapter=cell.adapter,
             stream=cell.stream,
             accelerator=machine.accelerator,
+            same_sources=True,  # the records of a plan are of one dataset
             progress=progress,
             say=say,
         )

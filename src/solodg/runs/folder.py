@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from solodg.errors import UserError, validation_error
 from solodg.runs.config import Machine, ResolvedConfig, portable
+from solodg.runs.origin import Origin
 from solodg.storage import read_json, try_lock, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
@@ -20,7 +21,12 @@ SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
 LOCK = "train.lock"  # while a process trains in the folder
 Model = TypeVar("Model", bound=BaseModel)
-_PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
+# A training that goes on with another version of one of these would be a mixture of two.
+_NUMERICAL = ("solodg", "torch", "torchvision", "timm", "numpy", "pillow")
+
+
+class _Versions(RootModel[dict[str, str]]):
+    """The content of `versions.json`."""
 
 
 def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
@@ -96,20 +102,40 @@ def _read(path: Path, kind: type[Model]) -> Model:
         raise validation_error(f"{path} does not fit this version of solodg", error) from error
 
 
-def claim(folder: Path, config: ResolvedConfig, machine: Machine, fingerprint: str) -> None:
-    """Writes the configuration of the run. From now on the folder belongs to this run.
+def check_unchanged(folder: Path, origin: Origin) -> None:
+    """Raises `UserError` if the run in the folder began with other data, weights or versions.
 
-    `fingerprint` is that of the source images.
+    A folder without a run passes.
     """
+    if not (folder / CONFIG).is_file():
+        return
+    differences = _read(folder / SOURCE, Origin).differences(origin)
+    before, now = _read(folder / VERSIONS, _Versions).root, versions()
+    differences += [
+        f"{name} was {before[name]} and is {now[name]}"
+        for name in _NUMERICAL
+        if before.get(name, now[name]) != now[name]
+    ]
+    if differences:
+        raise UserError(
+            f"{folder} holds a run that began with something else: {'; '.join(differences)}. "
+            "Restore that to resume it. To train from the start, remove the folder or choose "
+            "another with --output."
+        )
+
+
+def claim(folder: Path, config: ResolvedConfig, machine: Machine, origin: Origin) -> None:
+    """Writes the configuration of the run. From now on the folder belongs to this run."""
     write_json(folder / VERSIONS, versions())
-    write_json(folder / SOURCE, {"fingerprint": fingerprint})
+    write_json(folder / SOURCE, origin.model_dump())
     write_json(folder / MACHINE, machine.model_dump(mode="json"))
     write_json(folder / CONFIG, config.model_dump(mode="json"))
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a result depends on."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    names = (*_NUMERICAL, "lightning-fabric")
+    found = {name: importlib.metadata.version(name) for name in names}
     return found | {"python": platform.python_version()}
 
 

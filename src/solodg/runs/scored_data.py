@@ -56,6 +56,7 @@ def open_scored(
     dataset: str | None = None,
     needs_images: bool = False,
     skip_bad_images: bool = False,
+    same_sources: bool = False,
     progress: Progress,
     say: Say,
 ) -> ScoredData:
@@ -63,7 +64,8 @@ def open_scored(
 
     The features of a frozen backbone are computed once and stored. Then the algorithm is a copy
     that reads features, unless `needs_images`; the given one stays as it is. `dataset` says where
-    the data lies if it has moved since training.
+    the data lies if it has moved since training. With `same_sources`, source images that are not
+    those of the training are an error; else only the target domains are scored then.
     """
     config = _with_overrides(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
@@ -73,7 +75,7 @@ def open_scored(
         assert isinstance(algorithm.backbone, Backbone)
         store = feature_store(config, machine, algorithm.backbone, device, progress)
         algorithm = reading_features(algorithm)
-    parts = _scored_parts(data, config, folder, store, progress, say)
+    parts = _scored_parts(data, config, folder, store, same_sources, progress, say)
     return ScoredData(config, data, parts, algorithm)
 
 
@@ -93,6 +95,7 @@ def _scored_parts(
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     progress: Progress,
     say: Say,
 ) -> list[ScoredPart]:
@@ -111,7 +114,7 @@ def _scored_parts(
     source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
     if store is not None or config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say, store)
-    held_out = _held_out(source, config, folder, store, read, say)
+    held_out = _held_out(source, config, folder, store, same_sources, read, say)
     domains = held_out.images.domains
     members = [np.flatnonzero(domains == d) for d in np.unique(domains)]
     return [ScoredPart("target", *pair) for pair in zip(targets, pixels, strict=True)] + [
@@ -125,11 +128,17 @@ def _held_out(
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     read: Callable[[LabelledImages], LabelledImages],
     say: Say,
 ) -> ScoredPart:
     """Returns the source images that were not trained on: test images, or validation images."""
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+        if same_sources:
+            raise UserError(
+                f"{folder} was trained on other source images than those of now. Restore them, or "
+                "remove the folder to train it again."
+            )
         say(
             "The source images are not those of the training: only the target is scored. Images "
             "that were trained on could be among the held-out ones."

@@ -40,9 +40,10 @@ from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
 from solodg.runs.fit import Schedule, fit, start
-from solodg.runs.folder import FINISHED, claim, is_finished, training_lock
+from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.origin import describe_origin
 from solodg.runs.predictions import Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
@@ -103,7 +104,8 @@ def _train_and_select(
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
-    fingerprint = source.fingerprint()
+    origin = describe_origin(source, backbone if config.starts_from_weights else None)
+    on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels
     if config.freeze_backbone:
         with fabric.rank_zero_first():
@@ -119,7 +121,7 @@ def _train_and_select(
             "--select leave-one-out needs three source domains: one to hold out, two to train."
         )
     if fabric.is_global_zero:
-        claim(folder, config, machine, fingerprint)
+        claim(folder, config, machine, origin)
         checkpoint.save_info(folder, describe_model(config, source))
 
     schedule = make_schedule(config)
