@@ -67,7 +67,7 @@ MODULES = {
     """,
     "runs": """
         __init__ allocator clock
-        config model_info origin predictions statistics
+        config model_info origin predictions statistics stored_arguments
         defaults devices metrics metrics_log tables
         training_state
         fit feature_cache
@@ -82,7 +82,8 @@ MODULES = {
         export
     """,
     "bench": """
-        __init__ plan records verify
+        __init__ cell records verify
+        plan
         duration table
         runner
         ray page stream_curves

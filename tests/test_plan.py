@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from solodg.bench.plan import Cell, Plan, read_plan
+from solodg.bench.cell import Cell
+from solodg.bench.plan import Plan, read_plan
 from solodg.bench.records import read_results
 from solodg.bench.stream_curves import stream_table
 from solodg.bench.table import plan_table

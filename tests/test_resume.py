@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.runner import run_cell
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone

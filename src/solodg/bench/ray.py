@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
 from solodg.data import DATASETS
 from solodg.errors import UserError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.records import RECORDS, append_cell, append_failure, read_results
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say

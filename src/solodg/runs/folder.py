@@ -14,6 +14,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from solodg.errors import UserError, validation_error
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.origin import Origin
+from solodg.runs.stored_arguments import complete_arguments
 from solodg.storage import read_json, try_lock, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
@@ -77,7 +78,9 @@ def training_lock(folder: Path) -> Iterator[None]:
 
 def read_config(folder: Path) -> ResolvedConfig:
     """Reads the configuration of the run in `folder`."""
-    return _read(folder / CONFIG, ResolvedConfig)
+    config = _read(folder / CONFIG, ResolvedConfig)
+    arguments = complete_arguments(config.algorithm, config.arguments, config.variant)
+    return config.model_copy(update={"arguments": arguments})
 
 
 def read_machine(folder: Path) -> Machine:
