@@ -268,7 +268,8 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
     fabric = setup.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
-        fold = folder / normalise_name(name)
+        # The number, since names may differ in other characters alone: -15 and 15.
+        fold = folder / f"{number}-{normalise_name(name)[:40]}"
         if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
