@@ -183,6 +183,18 @@ def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, text: str, reason: str) -
         read_plan(path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../../out", "/tmp/out", "a/b", "a\\b", "", ".", "..", ".hidden", "a\0b", "a\nb", "x" * 201],
+)
+def test_a_name_of_a_plan_cannot_leave_the_output_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "plan.yaml"
+    values = {"name": name, "title": "t", "dataset": "toy", "seeds": [0], "rows": [{"name": "a"}]}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="cannot name files"):
+        read_plan(path)
+
+
 def test_keys_of_before_are_kept() -> None:
     """Committed records are found by these: a change of theirs would lose them."""
     keys = [cell.key for cell in read_plan(CONFIGS / "measured" / "ablation.yaml").cells()]

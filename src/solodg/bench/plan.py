@@ -1,6 +1,7 @@
 """A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.config import RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream, adapter_arguments
+
+_LONGEST_NAME = 200  # of a plan; file systems allow 255 bytes, and names of files have endings
 
 
 class Row(BaseModel):
@@ -88,7 +91,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: str  # of its files in the output folder
     title: str
     dataset: str
     targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's default
@@ -96,6 +99,18 @@ class Plan(BaseModel):
     run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig, for all rows
     rows: list[Row] = Field(min_length=1)
     notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
+
+    @field_validator("name")
+    @classmethod
+    def _is_file_name(cls, value: str) -> str:
+        """Keeps the plan's files in the output folder."""
+        refused = re.search(r"^[.]|^$|[/\\]", value) or not value.isprintable()
+        if refused or len(value.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"{value[:80]!r} cannot name files: a name has 1 to {_LONGEST_NAME} bytes, no "
+                "slash and no control character, and does not begin with a dot"
+            )
+        return value
 
     @field_validator("targets", mode="before")
     @classmethod

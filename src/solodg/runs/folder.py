@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, RootModel, ValidationError
 
+from solodg.data import DATASETS
 from solodg.errors import UserError, validation_error
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.origin import Origin
@@ -43,7 +44,8 @@ def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
             f"{folder} holds a run already. Continue it with --resume, or choose another folder "
             "with --output."
         )
-    before, now = portable(read_config(folder)), portable(config)  # files may have moved
+    # Files may have moved since; their names may not have changed.
+    before, now = (portable(absolute_config(c)) for c in (read_config(folder), config))
     for name, here in now.items():
         there = before[name]
         if there != here:
@@ -131,8 +133,31 @@ def claim(folder: Path, config: ResolvedConfig, machine: Machine, origin: Origin
     """Writes the configuration of the run. From now on the folder belongs to this run."""
     write_json(folder / VERSIONS, versions())
     write_json(folder / SOURCE, origin.model_dump())
-    write_json(folder / MACHINE, machine.model_dump(mode="json"))
-    write_json(folder / CONFIG, config.model_dump(mode="json"))
+    write_json(folder / MACHINE, absolute_machine(machine).model_dump(mode="json"))
+    write_json(folder / CONFIG, absolute_config(config).model_dump(mode="json"))
+
+
+def absolute_config(config: ResolvedConfig) -> ResolvedConfig:
+    """Returns the configuration with paths that mean the same in any working folder.
+
+    Links are kept, since a run is known by the names that were given.
+    """
+    values: dict[str, Any] = {}
+    if config.weights:
+        values["weights"] = os.path.abspath(config.weights)
+    if config.dataset not in DATASETS:
+        values["dataset"] = os.path.abspath(config.dataset)
+    return config.model_copy(update=values)
+
+
+def absolute_machine(machine: Machine) -> Machine:
+    """Returns the machine settings with paths that mean the same in any working folder."""
+    paths = {
+        name: Path(os.path.abspath(path))
+        for name in ("data_dir", "cache_dir")
+        if (path := getattr(machine, name)) is not None
+    }
+    return machine.model_copy(update=paths)
 
 
 def versions() -> dict[str, str]:
