@@ -67,8 +67,8 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator
-        config model_info predictions statistics
+        __init__ allocator clock
+        config model_info origin predictions statistics stored_arguments
         defaults devices metrics metrics_log tables
         training_state
         fit feature_cache
@@ -83,7 +83,8 @@ MODULES = {
         export
     """,
     "bench": """
-        __init__ plan records verify
+        __init__ cell records verify
+        plan
         duration table
         runner
         ray page stream_curves

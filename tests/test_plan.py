@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from solodg.bench.plan import Cell, Plan, read_plan
+from solodg.bench.cell import Cell
+from solodg.bench.plan import Plan, read_plan
 from solodg.bench.records import read_results
 from solodg.bench.stream_curves import stream_table
 from solodg.bench.table import plan_table
@@ -179,6 +180,18 @@ def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, text: str, reason: str) -
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=reason):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../out", "/tmp/out", "a/b", "a\\b", "", ".", "..", ".hidden", "a\0b", "a\nb", "x" * 201],
+)
+def test_a_name_of_a_plan_cannot_leave_the_output_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "plan.yaml"
+    values = {"name": name, "title": "t", "dataset": "toy", "seeds": [0], "rows": [{"name": "a"}]}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="cannot name files"):
         read_plan(path)
 
 

@@ -1,5 +1,6 @@
 """Files that survive crashes."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from solodg.storage import (
     read_json,
     read_lines,
     read_tensors,
+    try_lock,
     write_atomically,
     write_json,
     write_tensors,
@@ -55,3 +57,22 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "x")
     with pytest.raises(UserError, match="x"):
         read_tensors(tmp_path / "x")
+
+
+def test_a_lock_file_that_its_holder_removed_is_not_locked_by_one_who_had_opened_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "lock"
+    flock = fcntl.flock
+
+    def removed_before(file, how) -> None:
+        path.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", removed_before)
+    with try_lock(path, remove=True) as locked:
+        assert not locked
+    monkeypatch.undo()
+    with try_lock(path, remove=True) as locked:
+        assert locked
+    assert not path.exists()

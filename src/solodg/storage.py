@@ -65,8 +65,11 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Tries to lock a file; yields whether it worked. The end of the process releases the lock."""
+def try_lock(path: Path, *, remove: bool = False) -> Iterator[bool]:
+    """Tries to lock a file; yields whether it worked. The end of the process releases the lock.
+
+    With `remove`, the file is removed at the end. All who lock this file must say so then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
@@ -74,7 +77,22 @@ def try_lock(path: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        yield True
+        if remove and not _is_file_at(path, file):  # its last holder removed it just now
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
+
+
+def _is_file_at(path: Path, file: BinaryIO) -> bool:
+    """Returns whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.records import Results
 from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader
@@ -31,6 +31,7 @@ from solodg.runs.build import (
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import launch
 from solodg.runs.fit import fit, start
+from solodg.runs.stored_arguments import complete_config
 from solodg.types import Batch, Episode
 
 _STEPS = 3  # timed, after one to warm up
@@ -74,7 +75,7 @@ def _recorded_seconds(results: Results) -> dict[str, float]:
     for records in results.done.values():
         seconds = records[0].time.get("training_seconds")
         if seconds:
-            by_kind.setdefault(_kind(records[0].config), []).append(seconds)
+            by_kind.setdefault(_kind(complete_config(records[0].config)), []).append(seconds)
     return {kind: statistics.median(values) for kind, values in by_kind.items()}
 
 

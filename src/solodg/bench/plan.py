@@ -1,9 +1,7 @@
 """A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
 
-import hashlib
 import itertools
-import json
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +9,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from solodg.adapters import ADAPTERS
-from solodg.data import DATASETS, dataset_spec
+from solodg.bench.cell import Cell
+from solodg.data import dataset_spec
 from solodg.data.domains import normalise_name
 from solodg.errors import UserError, unknown_name, validation_error
-from solodg.runs.config import OFF_VALUES, ResolvedConfig, RunConfig, portable
+from solodg.runs.config import RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream, adapter_arguments
+
+_LONGEST_NAME = 200  # of a plan; file systems allow 255 bytes, and names of files have endings
 
 
 class Row(BaseModel):
@@ -90,7 +91,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: str  # of its files in the output folder
     title: str
     dataset: str
     targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's default
@@ -98,6 +99,18 @@ class Plan(BaseModel):
     run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig, for all rows
     rows: list[Row] = Field(min_length=1)
     notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
+
+    @field_validator("name")
+    @classmethod
+    def _is_file_name(cls, value: str) -> str:
+        """Keeps the plan's files in the output folder."""
+        refused = re.search(r"^[.]|^$|[/\\]", value) or not value.isprintable()
+        if refused or len(value.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"{value[:80]!r} cannot name files: a name has 1 to {_LONGEST_NAME} bytes, no "
+                "slash and no control character, and does not begin with a dot"
+            )
+        return value
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -136,7 +149,7 @@ class Plan(BaseModel):
         spelled = {normalise_name(name): name for name in spec.domains}
         return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
 
-    def cells(self) -> list["Cell"]:
+    def cells(self) -> list[Cell]:
         """Returns all cells, seed by seed, so that a plan stopped early has complete seeds."""
         return [
             self._cell(row, targets, seed)
@@ -145,7 +158,7 @@ class Plan(BaseModel):
             for row in self.rows
         ]
 
-    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> Cell:
         row_settings = row.run | self._settings_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
             if name in self.run or name in row_settings:
@@ -186,48 +199,6 @@ def _with_order(stream: Stream | None, seed: int) -> Stream | None:
     if stream is None or "order_seed" in stream.model_fields_set:
         return stream
     return stream.model_copy(update={"order_seed": seed})
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run, scored in one way: a row, a set of targets and a seed."""
-
-    row: str
-    adapter: str
-    config: ResolvedConfig
-    stream: Stream | None = None
-
-    @property
-    def run_key(self) -> str:
-        """Returns a key of the training, the same in every plan, so that it is done only once.
-
-        Fields that are None, or that turn something off, are left out of it: an option that is
-        added later, with None as its default, does not change the keys of earlier records.
-        """
-        given = {
-            k: v
-            for k, v in portable(self.config).items()
-            if v is not None and v != OFF_VALUES.get(k)
-        }
-        if (
-            self.config.dataset not in DATASETS
-        ):  # folders of the same name may be different datasets
-            given["dataset"] = str(Path(self.config.dataset).resolve())
-        text = json.dumps(given, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @property
-    def key(self) -> str:
-        """Returns the key of the training and of the way it is scored; records carry it."""
-        if self.adapter == "none" and self.stream is None:
-            return self.run_key
-        stream = self.stream or Stream()
-        given = {k: v for k, v in stream.model_dump().items() if v is not None}
-        text = json.dumps(given, sort_keys=True)
-        return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-    def __str__(self) -> str:
-        return f"{self.row}, target {' '.join(self.config.targets)}, seed {self.config.seed}"
 
 
 def read_plan(path: Path, *, weights: Path | None = None) -> Plan:

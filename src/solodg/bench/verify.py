@@ -11,6 +11,7 @@ from solodg.errors import UserError, validation_error
 from solodg.progress import Progress
 from solodg.runs.config import OFF_VALUES, Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
+from solodg.runs.stored_arguments import complete_config
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
 from solodg.types import Record
@@ -39,9 +40,11 @@ def read_record(where: str) -> Record:
 def recorded_config(record: Record) -> dict[str, Any]:
     """Returns the configuration of the record's run.
 
-    Settings that the run did not have are turned off, so that a newer recipe does not add them.
+    Settings that the run did not have are turned off, so that a newer recipe does not add them;
+    arguments that an old record does not name have the defaults of its time.
     """
-    return OFF_VALUES | {name: value for name, value in record.config.items() if value is not None}
+    given = {name: value for name, value in record.config.items() if value is not None}
+    return OFF_VALUES | complete_config(given)
 
 
 def repeat(

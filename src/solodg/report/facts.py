@@ -8,13 +8,15 @@ from solodg.runs.checkpoint import selection
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.folder import FINISHED, VERSIONS
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.stored_arguments import changed_arguments
 from solodg.storage import read_json
 
 
 def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     """Returns what was trained and how, as texts by title."""
     config, chosen = run.config, selection(folder)
-    options = ", ".join(f"{name}={value}" for name, value in config.arguments.items())
+    changed = changed_arguments(config.algorithm, config.arguments, config.variant)
+    options = ", ".join(f"{name}={value}" for name, value in changed.items())
     facts = {
         "algorithm": f"{config.algorithm} ({config.variant})" + (f", {options}" if options else ""),
         "backbone": config.backbone + (", frozen" if config.freeze_backbone else ""),

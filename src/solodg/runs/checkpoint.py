@@ -13,7 +13,8 @@ from torch import nn
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.errors import UserError, unknown_name, validation_error
 from solodg.models.backbones import build_backbone
-from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
+from solodg.runs.model_info import MODEL_FORMAT, READABLE_FORMATS, ModelInfo
+from solodg.runs.stored_arguments import complete_arguments
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
@@ -44,7 +45,10 @@ def save_weights(
 
 
 def load_info(folder: Path) -> ModelInfo:
-    """Reads the description of the model in a run folder."""
+    """Reads the description of the model in a run folder.
+
+    A description of an earlier format is returned in the format of now.
+    """
     path = folder / DESCRIPTION
     if not path.is_file():
         raise UserError(
@@ -53,15 +57,18 @@ def load_info(folder: Path) -> ModelInfo:
         )
     raw = read_json(path)
     found = raw.get("format") if isinstance(raw, dict) else None
-    if found != MODEL_FORMAT:
+    if found not in READABLE_FORMATS:
         raise UserError(
-            f"{path} is of format {found!r}; this version reads {MODEL_FORMAT!r}. Train again, or "
-            "install the version of solodg that wrote it."
+            f"{path} is of format {found!r}; this version reads "
+            f"{' and '.join(READABLE_FORMATS)}. Train again, or install the version of solodg that "
+            "wrote it."
         )
     try:
-        return ModelInfo.model_validate(raw)
+        info = ModelInfo.model_validate(raw)
     except ValidationError as error:
         raise validation_error(f"{path} is damaged", error) from error
+    arguments = complete_arguments(info.algorithm, info.arguments)
+    return info.model_copy(update={"format": MODEL_FORMAT, "arguments": arguments})
 
 
 def load(folder: Path) -> tuple[Algorithm, ModelInfo]:

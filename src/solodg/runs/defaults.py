@@ -18,13 +18,11 @@ def resolve(config: RunConfig) -> ResolvedConfig:
     spec = dataset_spec(config.dataset)
     config = _with_recipe(config)
     _check(config, spec)
-    given = set(config.arguments)
-    arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
     # A classifier on fixed features converges in far fewer steps than a whole network.
     steps = config.steps or (600 if config.freeze_backbone else 2_000)
     frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
     values = {
-        "arguments": arguments,
+        "arguments": algorithm_arguments(config),
         "steps": steps,
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
@@ -41,23 +39,27 @@ def resolve(config: RunConfig) -> ResolvedConfig:
 
 
 def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
-    """Returns the arguments of the variant, overridden by those that the user gave, all checked."""
+    """Returns all arguments: defaults, then those of the variant, then those given, checked."""
     if config.algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
         raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
     types = get_type_hints(kind.__init__, include_extras=True)
-    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if name not in ("backbone", "num_classes", "num_domains")
+    }
     checked = {}
     for name, value in config.arguments.items():
-        if name not in names:
-            raise unknown_name(f"argument of {config.algorithm}", name, names)
+        if name not in defaults:
+            raise unknown_name(f"argument of {config.algorithm}", name, defaults)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
             raise validation_error(f"--set {name}={value}", error, fields=False) from error
-    return kind.variants[config.variant] | checked
+    return defaults | kind.variants[config.variant] | checked
 
 
 def _check(config: RunConfig, spec: DatasetSpec) -> None:

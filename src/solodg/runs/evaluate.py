@@ -40,6 +40,7 @@ def evaluate_run(
     stream: Stream | None = None,
     accelerator: str = "auto",
     skip_bad_images: bool = False,
+    same_sources: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
@@ -47,7 +48,8 @@ def evaluate_run(
 
     `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
     a given `stream`, is scored on the target domains alone, in the stream's order and batches.
-    The records are returned and appended to the run's results.
+    With `same_sources`, source images that are not those of the training are an error. The records
+    are returned and appended to the run's results.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
@@ -71,6 +73,7 @@ def evaluate_run(
         dataset=dataset,
         needs_images=as_stream,  # so that times compare between frozen and other backbones
         skip_bad_images=skip_bad_images,
+        same_sources=same_sources,
         progress=progress,
         say=say,
     )

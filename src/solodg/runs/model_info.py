@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-MODEL_FORMAT = "solodg-model-2"
+MODEL_FORMAT = "solodg-model-3"
+READABLE_FORMATS = ("solodg-model-2", MODEL_FORMAT)  # 2 names only the arguments that were given
 
 
 class ModelInfo(BaseModel):
@@ -15,7 +16,7 @@ class ModelInfo(BaseModel):
     format: str = MODEL_FORMAT
     algorithm: str
     variant: str
-    arguments: dict[str, Any]  # of the algorithm
+    arguments: dict[str, Any]  # all those of the algorithm
     backbone: str
     channels: int
     image_norm: float | tuple[float, ...] | None = None  # see image_norm.py

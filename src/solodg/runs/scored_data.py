@@ -58,6 +58,7 @@ def open_scored(
     dataset: str | None = None,
     needs_images: bool = False,
     skip_bad_images: bool = False,
+    same_sources: bool = False,
     progress: Progress,
     say: Say,
 ) -> ScoredData:
@@ -65,7 +66,8 @@ def open_scored(
 
     The features of a frozen backbone are computed once and stored. Then the algorithm is a copy
     that reads features, unless `needs_images`; the given one stays as it is. `dataset` says where
-    the data lies if it has moved since training.
+    the data lies if it has moved since training. With `same_sources`, source images that are not
+    those of the training are an error; else only the target domains are scored then.
     """
     config = _with_overrides(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
@@ -78,7 +80,7 @@ def open_scored(
     source = source_domains(data, config)
     if config.allow_shared_groups:
         data = replace(data, facts=data.facts | {"shared_groups": source.shared_groups})
-    parts = _scored_parts(data, source, config, folder, store, progress, say)
+    parts = _scored_parts(data, source, config, folder, store, same_sources, progress, say)
     return ScoredData(config, data, parts, algorithm)
 
 
@@ -99,6 +101,7 @@ def _scored_parts(
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     progress: Progress,
     say: Say,
 ) -> list[ScoredPart]:
@@ -118,7 +121,7 @@ def _scored_parts(
         targets = [store.replace_images([images])[0] for images in pixels]
     if store is not None or config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say, store)
-    held_out = _held_out(source, config, folder, store, read, say)
+    held_out = _held_out(source, config, folder, store, same_sources, read, say)
     domains = held_out.images.domains
     members = [np.flatnonzero(domains == d) for d in np.unique(domains)]
     return [ScoredPart("target", *pair) for pair in zip(targets, pixels, strict=True)] + [
@@ -132,11 +135,17 @@ def _held_out(
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     read: Callable[[LabelledImages], LabelledImages],
     say: Say,
 ) -> ScoredPart:
     """Returns the source images that were not trained on: test images, or validation images."""
     if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+        if same_sources:
+            raise UserError(
+                f"{folder} was trained on other source images than those of now. Restore them, or "
+                "remove the folder to train it again."
+            )
         say(
             "The source images are not those of the training: only the target is scored. Images "
             "that were trained on could be among the held-out ones."

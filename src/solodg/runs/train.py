@@ -4,7 +4,7 @@
 SourceData, which does not hold the target domains.
 """
 
-import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,18 +38,20 @@ from solodg.runs.build import (
     with_features,
     with_pseudo_domains,
 )
+from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import launch, on_first
 from solodg.runs.fit import Schedule, fit, start
-from solodg.runs.folder import FINISHED, claim, is_finished
+from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.origin import describe_origin
 from solodg.runs.predictions import Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.seeding import derive
-from solodg.storage import read_json, write_json
+from solodg.storage import write_json
 from solodg.types import Batch
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
@@ -77,21 +79,43 @@ def train_run(
         progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
     source, config = open_source(resolved, machine, show or remarks_to(say))
-    if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
-        say(f"{folder} is finished already: nothing to do.")
-        return folder
+    with ExitStack() as until_end:
+        if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
+            say(f"{folder} is finished already: nothing to do.")
+        else:
+            _train_and_select(fabric, config, machine, folder, source, progress, say)
+    return folder
+
+
+def _is_finished(folder: Path, config: ResolvedConfig, resume: bool, until_end: ExitStack) -> bool:
+    """Returns whether the run is finished already; if not, locks its folder until the end."""
+    if is_finished(folder, config, resume=resume):
+        return True
+    until_end.enter_context(training_lock(folder))
+    return is_finished(folder, config, resume=resume)  # another process may have finished it
+
+
+def _train_and_select(
+    fabric: Fabric,
+    config: ResolvedConfig,
+    machine: Machine,
+    folder: Path,
+    source: SourceData,
+    progress: Progress,
+    say: Say,
+) -> None:
     if source.shared_groups:
         say(
             f"{source.shared_groups} group(s) have images both in the source domains and among the "
             "target images to score: the score will not be one of unseen groups."
         )
-    clock = _Clock(folder)
-
+    clock = Clock(folder)
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
-    fingerprint = source.fingerprint()
+    origin = describe_origin(source, backbone if config.starts_from_weights else None)
+    on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels
     if config.freeze_backbone:
         with fabric.rank_zero_first():
@@ -105,7 +129,7 @@ def train_run(
     if config.select == LEAVE_ONE_OUT:
         check_folds(source)
     if fabric.is_global_zero:
-        claim(folder, config, machine, fingerprint)
+        claim(folder, config, machine, origin)
         checkpoint.save_info(folder, describe_model(config, source))
 
     schedule = make_schedule(config)
@@ -121,7 +145,6 @@ def train_run(
         clock.discard()
         (folder / STATE).unlink(missing_ok=True)
     fabric.barrier()
-    return folder
 
 
 class _Setup:
@@ -133,7 +156,7 @@ class _Setup:
         config: ResolvedConfig,
         machine: Machine,
         backbone: Backbone,
-        clock: "_Clock",
+        clock: Clock,
         progress: Progress,
         say: Say,
     ) -> None:
@@ -253,7 +276,8 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
     fabric = setup.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
-        fold = folder / normalise_name(name)
+        # The number, since names may differ in other characters alone: -15 and 15.
+        fold = folder / f"{number}-{normalise_name(name)[:40]}"
         if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
@@ -263,22 +287,3 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
         curves.append(on_first(fabric, partial(validation_curve, fold)))
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
-
-
-class _Clock:
-    """Counts the seconds of a run, including those before it was killed and resumed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "seconds.json"
-        self.before = read_json(self.path)["seconds"] if self.path.is_file() else 0.0
-        self.started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return round(self.before + time.perf_counter() - self.started, 1)
-
-    def save(self) -> None:
-        write_json(self.path, {"seconds": self.seconds})
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
