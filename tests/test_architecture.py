@@ -35,7 +35,7 @@ MODULES = {
     "data": """
         decode idx transforms
         images
-        domains
+        domains resampling
         episodes loading pseudo_domains rotation
         folder rotated toy
         office_home pacs svhn_mnist
