@@ -83,7 +83,7 @@ MODULES = {
     """,
     "bench": """
         __init__ plan records verify
-        duration table
+        duration table verdict
         runner
         ray page stream_curves
     """,
