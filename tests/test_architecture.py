@@ -35,7 +35,7 @@ MODULES = {
     "data": """
         decode idx splits transforms
         images listing
-        labelled_images
+        labelled_images resampling
         domains
         episodes loading pseudo_domains rotation summary
         folder rotated toy
@@ -85,7 +85,7 @@ MODULES = {
     "bench": """
         __init__ cell records verify
         plan
-        duration table
+        duration table verdict
         runner
         ray page stream_curves
     """,

@@ -1,6 +1,5 @@
-"""Plans carried out by real processes: killed, shared, failing, on Ray, and verified."""
+"""Plans carried out by real processes: killed, shared, failing, and on Ray."""
 
-import json
 import os
 import random
 import signal
@@ -208,19 +207,6 @@ def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path, 
     assert not (tmp_path / "none").exists()
     _, out, _ = solodg("bench", plan_file, "--output", whole, "--dry-run")
     assert "0 of 4 cells to do" in out
-
-
-def test_a_record_is_verified(whole: Path, tmp_path: Path, solodg) -> None:
-    code, out, err = solodg("bench", "--verify", f"{whole / RECORDS}:3")
-    assert code == 0, err
-    assert "The same numbers" in out
-    forged = tmp_path / "forged.jsonl"
-    line = json.loads((whole / RECORDS).read_text().splitlines()[0])
-    line["metrics"]["accuracy"] += 0.01
-    forged.write_text(json.dumps(line))
-    code, _, err = solodg("bench", "--verify", forged)
-    assert code == 1
-    assert "differ" in err
 
 
 @pytest.mark.parametrize(

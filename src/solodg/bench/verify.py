@@ -14,15 +14,13 @@ from solodg.runs.evaluate import evaluate_run
 from solodg.runs.stored_arguments import complete_config
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
+from solodg.storage import read_lines
 from solodg.types import Record
 
 
 def read_record(where: str) -> Record:
     """Reads one record: `FILE` is the first one, `FILE:LINE` that on a line, counted from 1."""
-    name, _, line = where.rpartition(":")
-    if not (name and line.isdigit()):
-        name, line = where, ""
-    path = Path(name)
+    path, line = _place(where)
     if not path.is_file():
         raise UserError(f"no file of records at {path}: give FILE or FILE:LINE.")
     lines = path.read_text().splitlines()
@@ -35,6 +33,23 @@ def read_record(where: str) -> Record:
             continue  # a failure, or a line cut off by a crash
     place = f"line {line} of {path}" if line else str(path)
     raise UserError(f"{place} holds no record that this version of solodg can read.")
+
+
+def _place(where: str) -> tuple[Path, str]:
+    """Splits `FILE:LINE` or `FILE` into the file and the line, which may be empty."""
+    name, _, line = where.rpartition(":")
+    return (Path(name), line) if name and line.isdigit() else (Path(where), "")
+
+
+def records_beside(where: str) -> list[Record]:
+    """Reads all records of the file that `where` names, as `read_record` reads one of them."""
+    records = []
+    for line in read_lines(_place(where)[0]):
+        try:
+            records.append(Record.model_validate(line))
+        except ValidationError:
+            continue  # a failure, or a line of another version
+    return records
 
 
 def recorded_config(record: Record) -> dict[str, Any]:

@@ -23,6 +23,8 @@ SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
 LOCK = "train.lock"  # while a process trains in the folder
 Model = TypeVar("Model", bound=BaseModel)
+# Of x86, then of ARM.
+_INSTRUCTIONS = ("fma", "avx2", "avx512f", "avx512_vnni", "amx_tile", "asimd", "sve", "sve2")
 # A training that goes on with another version of one of these would be a mixture of two.
 _NUMERICAL = ("solodg", "torch", "torchvision", "timm", "numpy", "pillow")
 
@@ -175,4 +177,16 @@ def machine_kind(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "capability": torch.backends.cpu.get_cpu_capability(),  # what torch's kernels use
+        "instructions": _instructions(),  # what MKL and oneDNN choose theirs by
     }
+
+
+def _instructions() -> str:
+    """Returns which instruction sets for sums and products the processor has, where Linux says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    flags = next((x for x in lines if x.startswith(("flags", "Features"))), "").split()
+    return " ".join(name for name in _INSTRUCTIONS if name in flags) or "unknown"
