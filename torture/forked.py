@@ -84,17 +84,31 @@ class Child:
         self, arguments: Sequence[object], before: Callable[[], None] = lambda: None
     ) -> None:
         """Starts `solodg ARGUMENTS`; `before` is called in the child first."""
-        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self.code: int | None = None
+        self._out, self._err = bytearray(), bytearray()
+        # Pipes and not files, since the size of a child's files may be limited.
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _run([str(x) for x in arguments], before, self.out.fileno(), self.err.fileno())
+            _run([str(x) for x in arguments], before, out_end, err_end)
+        self._pipes = {out: self._out, err: self._err}
+        for pipe, end in ((out, out_end), (err, err_end)):
+            os.close(end)
+            os.set_blocking(pipe, False)
+
+    def _read(self) -> None:
+        """Reads what the command has written, so that its pipes are never full."""
+        for pipe, said in self._pipes.items():
+            with contextlib.suppress(BlockingIOError):
+                while content := os.read(pipe, 1 << 16):
+                    said += content
 
     def poll(self) -> int | None:
         """Returns the exit code, or None while the command runs."""
         if self.code is None:
+            self._read()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
@@ -113,7 +127,8 @@ class Child:
 
     def said(self) -> str:
         """Returns what the command has written to stderr so far."""
-        return os.pread(self.err.fileno(), 1 << 20, 0).decode(errors="replace")
+        self._read()
+        return self._err.decode(errors="replace")
 
     def finish(self, seconds: float = COMMAND_SECONDS) -> Finished:
         """Waits for the end. A command that takes too long is killed, which shows in its code."""
@@ -122,11 +137,16 @@ class Child:
             if time.monotonic() > deadline:
                 self.kill()
             time.sleep(0.002)
-        out = os.pread(self.out.fileno(), 1 << 24, 0).decode(errors="replace")
-        finished = Finished(self.poll() or 0, out, self.said())
-        self.out.close()
-        self.err.close()
+        self._read()
+        finished = Finished(self.poll() or 0, self._out.decode(errors="replace"), self.said())
+        self.close()
         return finished
+
+    def close(self) -> None:
+        """Closes the pipes; nothing more can be read."""
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._pipes = {}
 
 
 def run(*arguments: object, before: Callable[[], None] = lambda: None) -> Finished:

@@ -6,6 +6,7 @@ wait for a file to be half written, which random moments seldom meet.
 
 import hashlib
 import random
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,8 +100,9 @@ class Killer:
                     break
                 if self.left and victim.due():
                     victim.child.kill()
-                    if victim.child.code == 0:  # it ended at this very moment
+                    if victim.child.code != -signal.SIGKILL:  # it ended at this very moment
                         continue
+                    victim.child.close()
                     self.left -= 1
                     self.tally.counts[f"kills of {self.name}"] += 1
                     phase = self.work.phase(folder, victim.child.pid)

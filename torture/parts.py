@@ -63,7 +63,7 @@ def main(given: Sequence[str] | None = None) -> int:
             outcomes.append(outcome)
             print(outcome.line(), flush=True)
             for failure in outcome.tally.failures:
-                log.write(f"{name}: {failure}\n")
+                log.write(f"{name}: {failure.strip().replace(chr(10), chr(10) + '  ')}\n")
             log.flush()
     failed = sum(outcome.verdict == "FAIL" for outcome in outcomes)
     total = time.monotonic() - started
