@@ -27,6 +27,12 @@ cli
 __main__
 """
 MODULES = {
+    "storage": """
+        checksum files
+        json_files
+        json_lines tensors
+        __init__
+    """,
     "models": """
         extractor image_norm networks weights
         backbones
@@ -77,12 +83,13 @@ MODULES = {
         train evaluate
     """,
     "predict": """
-        __init__ base
+        __init__ base external_data
         onnx torch
         export
     """,
     "bench": """
-        __init__ plan records verify
+        __init__ records row verify yaml_file
+        plan
         duration table
         runner
         ray page stream_curves

@@ -227,7 +227,7 @@ def test_a_record_is_verified(whole: Path, tmp_path: Path, solodg) -> None:
     ("arguments", "reason"),
     [
         ([], "give a plan"),
-        (["nowhere.yaml"], "cannot read the plan"),
+        (["nowhere.yaml"], "cannot read nowhere.yaml: No such file"),
         (["--verify", "nowhere.jsonl"], "no file of records"),
         (["nowhere.yaml", "--on", "mars"], "mars"),
     ],

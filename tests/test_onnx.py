@@ -22,6 +22,7 @@ from solodg.predict.export import export_onnx, to_onnx
 from solodg.predict.onnx import INPUT, METADATA, open_session
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import ModelInfo
+from solodg.storage import read_json
 from solodg.types import Batch
 from test_contracts import VARIANTS, finalized
 
@@ -134,7 +135,7 @@ def test_the_file_says_what_it_is_and_is_whole(digits_onnx: Path, digits_run: Pa
     onnx.checker.check_model(model, full_check=True)
     assert not any(t.external_data for t in model.graph.initializer)
     known = json.loads({p.key: p.value for p in model.metadata_props}[METADATA])
-    assert known["model"] == json.loads((digits_run / "model.json").read_text())
+    assert known["model"] == read_json(digits_run / "model.json")
     assert known["versions"]["torch"] == torch.__version__
     (given,) = model.graph.input
     assert given.type.tensor_type.elem_type == onnx.TensorProto.UINT8

@@ -11,11 +11,10 @@ from solodg.storage import (
     append_line,
     read_json,
     read_lines,
-    read_tensors,
     write_atomically,
     write_json,
-    write_tensors,
 )
+from solodg.storage.tensors import read_tensors, write_tensors
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_rubbish(tmp_path: Path, monkeypatch) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
+from solodg.inference import MAX_IMAGE_SIZE
+
 Decay = Literal["cosine", "constant", "step"]
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
@@ -110,6 +112,7 @@ class RunConfig(BaseModel):
         None,
         "Images are resized to a square of this many pixels a side.",
         shown_default="that of the dataset",
+        le=MAX_IMAGE_SIZE,
     )
     channels: Literal[1, 3] | None = option(
         None,
@@ -239,7 +242,7 @@ class ResolvedConfig(RunConfig):
     """
 
     freeze_norm: bool
-    image_size: PositiveInt
+    image_size: PositiveInt = Field(le=MAX_IMAGE_SIZE)
     channels: Literal[1, 3]
     steps: PositiveInt
     learning_rate: float = Field(gt=0)

@@ -47,17 +47,26 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
         raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
+    return kind.variants[config.variant] | checked_arguments(config.algorithm, config.arguments)
+
+
+def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments of an algorithm as their types, within the limits of those types.
+
+    Raises `UserError` for an argument that the algorithm does not have, or that does not fit.
+    """
+    kind = ALGORITHMS[algorithm]
     types = get_type_hints(kind.__init__, include_extras=True)
     names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
     checked = {}
-    for name, value in config.arguments.items():
+    for name, value in arguments.items():
         if name not in names:
-            raise unknown_name(f"argument of {config.algorithm}", name, names)
+            raise unknown_name(f"argument of {algorithm}", name, names)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
             raise validation_error(f"--set {name}={value}", error, fields=False) from error
-    return kind.variants[config.variant] | checked
+    return checked
 
 
 def _check(config: RunConfig, spec: DatasetSpec) -> None:

@@ -4,19 +4,18 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from solodg.errors import UserError, validation_error
+from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.storage import read_json, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
-Model = TypeVar("Model", bound=BaseModel)
 _PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
 
 
@@ -47,12 +46,35 @@ def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
 
 def read_config(folder: Path) -> ResolvedConfig:
     """Reads the configuration of the run in `folder`."""
-    return _read(folder / CONFIG, ResolvedConfig)
+    return read_json(folder / CONFIG, ResolvedConfig)
 
 
 def read_machine(folder: Path) -> Machine:
     """Reads the machine settings with which the run in `folder` was trained."""
-    return _read(folder / MACHINE, Machine)
+    return read_json(folder / MACHINE, Machine)
+
+
+class _Source(BaseModel):
+    fingerprint: str
+
+
+class _Finished(BaseModel):
+    seconds: float
+
+
+def read_fingerprint(folder: Path) -> str:
+    """Reads the fingerprint of the source images that the run in `folder` was trained on."""
+    return read_json(folder / SOURCE, _Source).fingerprint
+
+
+def read_versions(folder: Path) -> dict[str, str]:
+    """Reads the versions of the packages with which the run in `folder` was trained."""
+    return read_json(folder / VERSIONS, dict[str, str])
+
+
+def read_seconds(path: Path) -> float:
+    """Reads how many seconds a run took, from its file of this number."""
+    return read_json(path, _Finished).seconds
 
 
 def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
@@ -63,13 +85,6 @@ def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
     if data_dir is None or not (folder / MACHINE).is_file():
         return None
     return read_machine(folder).model_copy(update={"data_dir": data_dir})
-
-
-def _read(path: Path, kind: type[Model]) -> Model:
-    try:
-        return kind.model_validate(read_json(path))
-    except ValidationError as error:
-        raise validation_error(f"{path} does not fit this version of solodg", error) from error
 
 
 def claim(folder: Path, config: ResolvedConfig, machine: Machine, fingerprint: str) -> None:

@@ -24,9 +24,8 @@ from solodg.runs.build import (
 )
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
-from solodg.runs.folder import SOURCE, read_config
+from solodg.runs.folder import read_config, read_fingerprint
 from solodg.runs.model_info import ModelInfo
-from solodg.storage import read_json
 
 
 class ScoredPart(NamedTuple):
@@ -129,7 +128,7 @@ def _held_out(
     say: Say,
 ) -> ScoredPart:
     """Returns the source images that were not trained on: test images, or validation images."""
-    if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+    if source.fingerprint() != read_fingerprint(folder):
         say(
             "The source images are not those of the training: only the target is scored. Images "
             "that were trained on could be among the held-out ones."
