@@ -215,7 +215,12 @@ def test_a_record_is_verified(whole: Path, tmp_path: Path, solodg) -> None:
     assert code == 0, err
     assert "The same numbers" in out
     forged = tmp_path / "forged.jsonl"
-    line = json.loads((whole / RECORDS).read_text().splitlines()[0])
+    text = (whole / RECORDS).read_text().splitlines()[0]
+    forged.write_text(text.replace('"accuracy": ', '"accuracy": 1', 1))
+    code, _, err = solodg("bench", "--verify", forged)
+    assert code == 2
+    assert "no undamaged record" in " ".join(err.split())
+    (line,) = read_lines(whole / RECORDS)[:1]
     line["metrics"]["accuracy"] += 0.01
     forged.write_text(json.dumps(line))
     code, _, err = solodg("bench", "--verify", forged)

@@ -120,9 +120,11 @@ class Plan(BaseModel):
         values = (
             self.run | row_settings | {"dataset": self.dataset, "targets": targets, "seed": seed}
         )
-        arguments = (self.run.get("arguments") or {}) | (row_settings.get("arguments") or {})
+        given = [run.get("arguments") or {} for run in (self.run, row_settings)]
+        if all(isinstance(arguments, dict) for arguments in given):  # RunConfig refuses others
+            values["arguments"] = given[0] | given[1]
         try:
-            config = RunConfig(**values | {"arguments": arguments})
+            config = RunConfig(**values)
         except ValidationError as error:
             raise validation_error(f"row {row.name!r}", error) from error
         needed = ADAPTERS[row.adapter].trained_by
@@ -241,7 +243,7 @@ def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
 
     def moved(run: dict[str, Any]) -> dict[str, Any]:
         named = run.get("weights")
-        if named and Path(named).name != weights.name:
+        if named and Path(str(named)).name != weights.name:
             raise UserError(f"--weights {weights.name}: the plan asks for weights {named!r}.")
         if not named and not run.get("pretrained"):
             return run
