@@ -8,7 +8,7 @@ from torch import Tensor
 
 # A width or a number of samples among the arguments of a method. It is bounded, so that a mistyped
 # or damaged number is refused before memory for it is allocated.
-Size = Annotated[int, Field(le=16_384)]
+Size = Annotated[int, Field(ge=1, le=16_384)]
 
 
 class Batch(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from solodg.errors import UserError
-from solodg.storage import read_regular
+from solodg.storage import read_text
 
 _MAX_BYTES = 2**20
 _MAX_NODES = 200_000  # values, those that aliases repeat counted each time
@@ -14,9 +14,9 @@ _MAX_NODES = 200_000  # values, those that aliases repeat counted each time
 
 def read_yaml(path: Path) -> Any:
     """Reads a YAML file; raises `UserError` for what is no YAML, or beyond the limits."""
-    content = read_regular(path, _MAX_BYTES)
+    text = read_text(path, _MAX_BYTES)
     try:
-        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        loader = yaml.SafeLoader(text)
         try:
             root = loader.get_single_node()
             if root is None:
@@ -25,8 +25,6 @@ def read_yaml(path: Path) -> Any:
             return loader.construct_document(root)
         finally:
             loader.dispose()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
     except RecursionError as error:
         raise UserError(f"{path} is nested too deeply.") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. a date that does not exist

@@ -73,6 +73,7 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+    _check_csv(path, text)
     with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         header = reader.fieldnames or []
@@ -116,6 +117,16 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
         if dataset.protocol != "given-split":
             dataset = replace(dataset, protocol="grouped-split")
     return dataset
+
+
+def _check_csv(path: Path, text: str) -> None:
+    """Raises `UserError` for a text that is no CSV: null characters, or a field without end."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        if any("\0" in field for row in reader for field in row):
+            raise UserError(f"{path}, line {reader.line_num}: a null character. Is this a CSV?")
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}. Is this a CSV?") from error
 
 
 def published(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-from solodg.inference import MAX_IMAGE_SIZE
+from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 
 Decay = Literal["cosine", "constant", "step"]
 
@@ -56,7 +56,7 @@ def option(
 class RunConfig(BaseModel):
     """All settings that the result of a run depends on, as given. None: `resolve` chooses."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = option(
         ...,
@@ -193,7 +193,7 @@ class RunConfig(BaseModel):
         None, "Make source domains where none are annotated: random, or clusters (of features)."
     )
     num_pseudo_domains: int = option(
-        3, "Number of source domains that --pseudo-domains makes.", ge=2
+        3, "Number of source domains that --pseudo-domains makes.", ge=2, le=1000
     )
     skip_bad_images: bool = option(False, "Leave out images that cannot be read, and say how many.")
     seed: int = option(0, "The same seed gives the same numbers.", ge=0)
@@ -222,6 +222,8 @@ class RunConfig(BaseModel):
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("each number must be 0 or more, and be given once")
+        if len(several) > MAX_READINGS:
+            raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
         return value
 
     @property
@@ -267,7 +269,7 @@ def _default_data_dir() -> Path:
 class Machine(BaseModel):
     """Where a run reads its data and computes. None of it changes the result of the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data_dir: Path = Field(
         default_factory=_default_data_dir,
@@ -281,7 +283,7 @@ class Machine(BaseModel):
     )
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
     workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
-    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
+    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0, le=1e6)
     accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
     strategy: str = option(
         "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."

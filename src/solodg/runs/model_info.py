@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from solodg.inference import MAX_IMAGE_SIZE
+from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 
 ModelFormat = Literal["solodg-model-2", "solodg-model-3"]  # that this version reads
 READABLE_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
 MODEL_FORMAT: ModelFormat = "solodg-model-3"  # that this version writes
 SourcePixels = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Readings = Annotated[tuple[SourcePixels, ...], Field(max_length=MAX_READINGS)]
 
 
 class ModelInfo(BaseModel):
@@ -24,7 +25,7 @@ class ModelInfo(BaseModel):
     arguments: dict[str, Any]  # of the algorithm
     backbone: str
     channels: Literal[1, 3]
-    image_norm: SourcePixels | tuple[SourcePixels, ...] | None = None  # see image_norm.py
+    image_norm: SourcePixels | Readings | None = None  # see image_norm.py
     # Images are resized to this square without cropping, and scaled to [0, 1].
     image_size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
     classes: list[str] = Field(min_length=1, max_length=100_000)

@@ -4,7 +4,7 @@
 """
 
 from solodg.storage.checksum import PLACEHOLDER, damaged, is_sealed, sealed
-from solodg.storage.files import lock, read_regular, try_lock, write_atomically
+from solodg.storage.files import lock, read_regular, read_text, try_lock, write_atomically
 from solodg.storage.json_files import CHECKSUM, parse_json, read_json, write_json
 from solodg.storage.json_lines import (
     append_line,
@@ -29,6 +29,7 @@ __all__ = [
     "read_json",
     "read_lines",
     "read_regular",
+    "read_text",
     "sealed",
     "try_lock",
     "write_atomically",

@@ -35,6 +35,14 @@ def read_regular(path: Path, limit: int | None = None) -> bytes:
         raise UserError(f"cannot read {path}: {error}.") from error
 
 
+def read_text(path: Path, limit: int | None = None) -> str:
+    """Reads a UTF-8 file of at most `limit` bytes; raises `UserError` if it cannot be read."""
+    try:
+        return read_regular(path, limit).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader, also after a crash, finds the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
