@@ -27,6 +27,12 @@ cli
 __main__
 """
 MODULES = {
+    "storage": """
+        checksum files
+        json_files
+        json_lines tensors
+        __init__
+    """,
     "models": """
         extractor image_norm networks weights
         backbones
@@ -67,23 +73,23 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator clock
+        __init__ allocator
         config model_info origin predictions statistics stored_arguments
         defaults devices metrics metrics_log tables
         training_state
         fit feature_cache
         target_images stream
         folder build checkpoint
-        scored_data
+        clock scored_data
         train evaluate
     """,
     "predict": """
-        __init__ base
+        __init__ base external_data
         onnx torch
         export
     """,
     "bench": """
-        __init__ cell records verify
+        __init__ cell records row verify yaml_file
         plan
         duration table verdict
         runner

@@ -209,11 +209,22 @@ def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path, 
     assert "0 of 4 cells to do" in out
 
 
+def test_a_damaged_record_is_no_number_of_the_table(whole, plan_file, tmp_path, solodg) -> None:
+    records = tmp_path / "damaged.jsonl"
+    records.write_text((whole / RECORDS).read_text().replace('"accuracy": 0', '"accuracy": 1', 1))
+    command = ["bench", plan_file, "--table-only", "--records", records, "--output", tmp_path]
+    code, _, err = solodg(*command)
+    assert code == 0, err
+    assert "1 damaged line(s)" in " ".join(err.split())
+    kept = read_lines(tmp_path / "tables" / "toy.jsonl")
+    assert len(kept) < len(read_lines(whole / RECORDS))
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ([], "give a plan"),
-        (["nowhere.yaml"], "cannot read the plan"),
+        (["nowhere.yaml"], "cannot read nowhere.yaml: No such file"),
         (["--verify", "nowhere.jsonl"], "no file of records"),
         (["nowhere.yaml", "--on", "mars"], "mars"),
     ],

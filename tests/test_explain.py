@@ -33,7 +33,7 @@ from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 KINDS = [("solo", "default"), ("solo", "invariant"), ("solo_plus", "default"), ("erm", "default")]
 

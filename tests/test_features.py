@@ -230,3 +230,32 @@ def test_the_size_of_batches_does_not_change_stored_features(tmp_path, monkeypat
         files.append([path.read_bytes() for path in (tmp_path / name).glob("*.npy")])
     assert len(part) > 32
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "emptied", "cut", "foreign"])
+def test_damaged_features_are_computed_again(tmp_path, image_folder, forward_count, damage) -> None:
+    data = dataset_spec(str(image_folder)).load(Loading(tmp_path, image_size=32, channels=3))
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32)
+    parts = list(data.targets(["b"]).values())
+
+    def features() -> tuple[torch.Tensor, int]:
+        store = FeatureStore(backbone, "small_cnn", tmp_path, torch.device("cpu"), NoProgress())
+        forward_count.clear()
+        (part,) = store.replace_images(parts)
+        return part.images.take(range(len(part))), sum(forward_count)
+
+    whole, count = features()
+    assert (count, features()[1]) == (len(whole), 0)
+    (path,) = tmp_path.glob("*.npy")
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
+    kinds = {"flipped": flipped, "emptied": b"", "cut": content[:middle], "foreign": b"x" * 99}
+    path.write_bytes(kinds[damage])
+    store = FeatureStore(backbone, "small_cnn", tmp_path, torch.device("cpu"), NoProgress())
+    assert not store.holds(parts)
+    repaired, count = features()
+    assert count == len(whole)
+    assert torch.equal(repaired, whole)
+    assert path.read_bytes() == content

@@ -215,3 +215,10 @@ def test_pacs_images_outside_the_lists_are_refused(tmp_path: Path) -> None:
     write_images(root / "PACS", {("photo", "dog"): 6})
     with pytest.raises(UserError, match="1 images of PACS are in none of the lists"):
         load("pacs", root)
+
+
+@pytest.mark.parametrize("content", ["a\0b,x,d", "x" * 200_000, '"' + "x\n" * 99_999])
+def test_a_manifest_that_is_no_text_is_refused(image_folder: Path, content: str) -> None:
+    (image_folder / "list.csv").write_text(f"path,label,domain\n{content}\n")
+    with pytest.raises(UserError, match=r"list\.csv"):
+        load(image_folder / "list.csv")

@@ -36,6 +36,7 @@ from solodg.runs.build import load_dataset
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.metrics_log import METRICS
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
@@ -179,7 +180,14 @@ def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     config = RunConfig(dataset="toy", targets=("sky",), algorithm="erm", backbone="small_cnn",
                        steps=4, batch_size=8)  # fmt: skip
     folder = train_run(config, Machine(accelerator="cpu"), tmp_path / "run")
-    text = write_report(folder, images=30, per_gallery=1, output=tmp_path / "p.html").read_text()
+    with (folder / METRICS).open("ab") as file:
+        file.write(b'{"step": 4, "loss"')  # cut off by a crash
+    said: list[str] = []
+    page = write_report(
+        folder, images=30, per_gallery=1, output=tmp_path / "p.html", say=said.append
+    )
+    assert any("1 damaged line(s)" in line for line in said)
+    text = page.read_text()
     assert "one classifier for all images" in text
     assert 'data-gallery="helped"' not in text
     assert 'data-gallery="mistaken"' in text

@@ -21,6 +21,7 @@ from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
 from solodg.runs.feature_cache import StoredFeatures
 from solodg.runs.fit import Schedule, fit, start
+from solodg.runs.predictions import NotFiniteError, check_finite
 from solodg.seeding import derive
 from solodg.types import Batch
 
@@ -93,6 +94,10 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             result: NDArray[np.float64] = torch.cat(
                 [self.model_.probabilities(part) for part in parts]
             ).numpy()
+        try:
+            check_finite(result)
+        except NotFiniteError as error:
+            raise ValueError(str(error)) from error
         return result
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:

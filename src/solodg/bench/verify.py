@@ -1,6 +1,7 @@
 """Repeats the run of a record in a temporary folder, so that both can be compared."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from solodg.runs.evaluate import evaluate_run
 from solodg.runs.stored_arguments import complete_config
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
-from solodg.storage import read_lines
+from solodg.storage import parse_line, raw_lines, read_lines
 from solodg.types import Record
 
 
@@ -23,22 +24,20 @@ def read_record(where: str) -> Record:
     path, line = _place(where)
     if not path.is_file():
         raise UserError(f"no file of records at {path}: give FILE or FILE:LINE.")
-    lines = path.read_text().splitlines()
+    lines = raw_lines(path)
     if line and not 1 <= int(line) <= len(lines):
         raise UserError(f"{path} has {len(lines)} lines, and no line {line}.")
     for text in [lines[int(line) - 1]] if line else lines:
-        try:
-            return Record.model_validate_json(text)
-        except ValidationError:
-            continue  # a failure, or a line cut off by a crash
+        with suppress(ValidationError):  # a failure, or a line cut off by a crash
+            return Record.model_validate(parse_line(text))
     place = f"line {line} of {path}" if line else str(path)
-    raise UserError(f"{place} holds no record that this version of solodg can read.")
+    raise UserError(f"{place} holds no undamaged record that this version of solodg can read.")
 
 
 def _place(where: str) -> tuple[Path, str]:
     """Splits `FILE:LINE` or `FILE` into the file and the line, which may be empty."""
     name, _, line = where.rpartition(":")
-    return (Path(name), line) if name and line.isdigit() else (Path(where), "")
+    return (Path(name), line) if name and line.isdecimal() else (Path(where), "")
 
 
 def records_beside(where: str) -> list[Record]:
@@ -80,21 +79,23 @@ def repeat(
         values["weights"] = str(weights)
     if dataset is not None:
         values["dataset"] = dataset
-    elif values["dataset"] not in DATASETS:
+    elif values.get("dataset") not in DATASETS:
         raise UserError(
-            f"the record is of own images, {values['dataset']!r}: give their path with --dataset."
+            f"the record is of own images, {values.get('dataset')!r}: give their path with "
+            "--dataset."
         )
     try:
         config = RunConfig(**values)
+        stream = Stream(**record.stream) if "batch_size" in record.stream else None
     except ValidationError as error:
-        raise validation_error("the record's config does not fit this version", error) from error
+        raise validation_error("the record does not fit this version", error) from error
     with tempfile.TemporaryDirectory() as scratch:
         folder = train_run(config, machine, Path(scratch) / "run", progress=progress)
         records = evaluate_run(
             folder,
             machine,
             adapter=record.adapter,
-            stream=Stream(**record.stream) if "batch_size" in record.stream else None,
+            stream=stream,
             accelerator=machine.accelerator,
             progress=progress,
         )

@@ -129,7 +129,7 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     from solodg.storage import write_atomically, write_lines
 
     file = records or output / RECORDS
-    results = read_results(file)
+    results = read_results(file, err.print)
     grid = plan_table(plan, results)
     folder = output / "tables"
     by_stream = stream_table(plan, results)
@@ -161,7 +161,7 @@ def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
     from solodg.bench.runner import format_seconds
     from solodg.progress import BarProgress
 
-    results = read_results(output / RECORDS)
+    results = read_results(output / RECORDS, err.print)
     cells = plan.cells()
     seconds = estimate_training_seconds(cells, machine, results, BarProgress(err))
     table = Table(title=plan.title)

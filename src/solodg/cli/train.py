@@ -1,6 +1,5 @@
 """`solodg train`."""
 
-import json
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -14,6 +13,7 @@ from solodg.cli.console import err, out
 from solodg.cli.data_table import print_data
 from solodg.errors import UserError, unknown_name
 from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.storage import parse_json
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
 _LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --help shows them last
@@ -97,8 +97,8 @@ def assignments(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign:
             raise UserError(f"--set {pair!r}: expected NAME=VALUE, e.g. kl_weight=0.")
         try:
-            values[name.replace("-", "_")] = json.loads(text)
-        except ValueError:
+            values[name.replace("-", "_")] = parse_json(text, f"--set {name}")
+        except UserError:  # a text
             values[name.replace("-", "_")] = text
     return values
 

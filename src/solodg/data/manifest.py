@@ -16,6 +16,7 @@ from solodg.data.listing import ListedImage
 from solodg.data.loading import Loading
 from solodg.data.splits import SPLIT_NAMES
 from solodg.errors import UserError, unknown_name
+from solodg.storage import read_text
 
 ENDINGS = (".csv", ".tsv")
 _NEEDED, _OPTIONAL = ("path", "label", "domain"), ("group", "split")
@@ -32,10 +33,9 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
     `DomainDataset.notes` says. Paths are relative to the file. A split is train, val, test or
     empty.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
+    text = read_text(path)
+    if "\0" in text:
+        raise UserError(f"{path} holds a null character: is this a CSV?")
     images, splits, groups = [], [], []
     seen: dict[str, int] = {}  # path -> line
     header, lines = _read_table(path, text)

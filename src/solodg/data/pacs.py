@@ -16,6 +16,7 @@ from solodg.data.images import ImageFiles
 from solodg.data.loading import Loading
 from solodg.data.splits import TRAIN, VAL
 from solodg.errors import UserError
+from solodg.storage import read_text
 
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _FOLDERS = ("PACS", "pacs", "PACS/kfold", "pacs/kfold")
@@ -57,7 +58,7 @@ def _read_split(
             path = lists / f"{domain}_{part}_kfold.txt"
             if not path.is_file():
                 raise UserError(f"{path} is missing beside the other lists.")
-            for line in path.read_text().splitlines():
+            for line in read_text(path).splitlines():
                 if not line.strip():
                     continue
                 name, _, label = line.strip().rpartition(" ")

@@ -41,10 +41,13 @@ def _load(loading: Loading) -> DomainDataset:
 
     try:
         content = loadmat(Path(found) / "train_32x32.mat")
-        pixels, labels = content["X"], content["y"].reshape(-1).astype(np.int64) % 10
-    except (OSError, KeyError, ValueError) as error:
+        labels = content["y"].reshape(-1).astype(np.int64) % 10
+        pixels = content["X"].transpose(3, 2, 0, 1)  # (N, 3, 32, 32)
+        if pixels.shape[1] != 3 or pixels.dtype != np.uint8 or len(pixels) != len(labels):
+            raise ValueError("not the images and labels of SVHN")
+    except Exception as error:  # a damaged file: scipy raises errors of any type
         raise UserError(f"cannot read {found}/train_32x32.mat: {error}") from error
-    svhn = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))  # (N, 3, 32, 32)
+    svhn = np.ascontiguousarray(pixels)
     target = digits(loading)
     mnist = target.test[:, None]
     images = torch.cat([_fit(svhn, loading), _fit(mnist, loading)])

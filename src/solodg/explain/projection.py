@@ -8,6 +8,7 @@ centred before they are projected, since a vector added to all rows changes no p
 scaled by one common factor to the size of the class centres.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from solodg.runs.config import Machine
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.predictions import Floats
 from solodg.runs.scored_data import check_classes
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 PROJECTION_FILE = "plane.safetensors"  # in a run folder
 PROJECTION_FORMAT = "solodg-plane-1"
@@ -87,9 +88,10 @@ def stored_projection(
     path = folder / PROJECTION_FILE
     weights = digest((folder / WEIGHTS).read_bytes())
     if path.is_file():
-        tensors, header = read_tensors(path)
-        if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
-            return _read(tensors, header)
+        with suppress(UserError, KeyError):  # a damaged one is fitted again
+            tensors, header = read_tensors(path)
+            if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
+                return _read(tensors, header)
     images = _source_images(folder, predictor, machine, dataset)
     projection = fit_projection(predictor.algorithm, images, progress or NoProgress())
     _write(path, projection, weights)

@@ -6,10 +6,9 @@ from solodg.models.image_norm import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import ResolvedConfig
-from solodg.runs.folder import FINISHED, VERSIONS
+from solodg.runs.folder import FINISHED, VERSIONS, read_seconds, read_versions
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.stored_arguments import changed_arguments
-from solodg.storage import read_json
 
 
 def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
@@ -31,9 +30,9 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         "protocol": run.protocol,
     }
     if (folder / FINISHED).is_file():
-        facts["training"] += f", {read_json(folder / FINISHED)['seconds']:.0f} s"
+        facts["training"] += f", {read_seconds(folder / FINISHED):.0f} s"
     if (folder / VERSIONS).is_file():
-        versions = read_json(folder / VERSIONS)
+        versions = read_versions(folder)
         names = ("solodg", "torch", "timm")
         facts["versions"] = ", ".join(f"{n} {versions[n]}" for n in names if n in versions)
     return facts

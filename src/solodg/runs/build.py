@@ -184,7 +184,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
             num_domains=len(source.domain_names),
             **algorithm_arguments(config),
         )
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
     algorithm.label_smoothing = config.label_smoothing or 0.0
     return algorithm

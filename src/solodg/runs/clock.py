@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from solodg.storage import read_json, write_json
+from solodg.runs.folder import read_seconds
+from solodg.storage import write_json
 
 
 class Clock:
@@ -11,7 +12,7 @@ class Clock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "seconds.json"
-        self.before = read_json(self.path)["seconds"] if self.path.is_file() else 0.0
+        self.before = read_seconds(self.path) if self.path.is_file() else 0.0
         self.started = time.perf_counter()
 
     @property

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
+from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+
 Decay = Literal["cosine", "constant", "step"]
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
@@ -54,7 +56,7 @@ def option(
 class RunConfig(BaseModel):
     """All settings that the result of a run depends on, as given. None: `resolve` chooses."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = option(
         ...,
@@ -110,6 +112,7 @@ class RunConfig(BaseModel):
         None,
         "Images are resized to a square of this many pixels a side.",
         shown_default="that of the dataset",
+        le=MAX_IMAGE_SIZE,
     )
     channels: Literal[1, 3] | None = option(
         None,
@@ -196,7 +199,7 @@ class RunConfig(BaseModel):
         "among the target images to score; every record then says so.",
     )
     num_pseudo_domains: int = option(
-        3, "Number of source domains that --pseudo-domains makes.", ge=2
+        3, "Number of source domains that --pseudo-domains makes.", ge=2, le=1000
     )
     skip_bad_images: bool = option(False, "Leave out images that cannot be read, and say how many.")
     seed: int = option(0, "The same seed gives the same numbers.", ge=0)
@@ -225,6 +228,8 @@ class RunConfig(BaseModel):
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("each number must be 0 or more, and be given once")
+        if len(several) > MAX_READINGS:
+            raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
         return value
 
     @property
@@ -245,7 +250,7 @@ class ResolvedConfig(RunConfig):
     """
 
     freeze_norm: bool
-    image_size: PositiveInt
+    image_size: PositiveInt = Field(le=MAX_IMAGE_SIZE)
     channels: Literal[1, 3]
     steps: PositiveInt
     learning_rate: float = Field(gt=0)
@@ -270,7 +275,7 @@ def _default_data_dir() -> Path:
 class Machine(BaseModel):
     """Where a run reads its data and computes. None of it changes the result of the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data_dir: Path = Field(
         default_factory=_default_data_dir,
@@ -284,7 +289,7 @@ class Machine(BaseModel):
     )
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
     workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
-    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
+    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0, le=1e6)
     accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
     strategy: str = option(
         "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."

@@ -45,21 +45,34 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
         raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
-    types = get_type_hints(kind.__init__, include_extras=True)
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(kind).parameters.items()
-        if name not in ("backbone", "num_classes", "num_domains")
-    }
+    checked = checked_arguments(config.algorithm, config.arguments)
+    return _default_arguments(config.algorithm) | kind.variants[config.variant] | checked
+
+
+def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments of an algorithm as their types, within the limits of those types.
+
+    Raises `UserError` for an argument that the algorithm does not have, or that does not fit.
+    """
+    types = get_type_hints(ALGORITHMS[algorithm].__init__, include_extras=True)
+    names = _default_arguments(algorithm)
     checked = {}
-    for name, value in config.arguments.items():
-        if name not in defaults:
-            raise unknown_name(f"argument of {config.algorithm}", name, defaults)
+    for name, value in arguments.items():
+        if name not in names:
+            raise unknown_name(f"argument of {algorithm}", name, names)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
             raise validation_error(f"--set {name}={value}", error, fields=False) from error
-    return defaults | kind.variants[config.variant] | checked
+    return checked
+
+
+def _default_arguments(algorithm: str) -> dict[str, Any]:
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(ALGORITHMS[algorithm]).parameters.items()
+        if name not in ("backbone", "num_classes", "num_domains")
+    }
 
 
 def _check(config: RunConfig, spec: DatasetSpec) -> None:

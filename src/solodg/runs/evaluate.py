@@ -18,16 +18,17 @@ from solodg.runs.devices import single_device
 from solodg.runs.folder import (
     FINISHED,
     RESULTS,
-    VERSIONS,
     machine_kind,
     read_machine,
+    read_seconds,
+    read_versions,
 )
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.runs.target_images import give_target_images
-from solodg.storage import append_lines, read_json
+from solodg.storage import append_lines
 from solodg.types import Record
 
 
@@ -104,7 +105,7 @@ def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) ->
         "seed": config.seed,
         "protocol": protocol(data, config),
         "config": portable(config),
-        "versions": read_json(folder / VERSIONS),
+        "versions": read_versions(folder),
         "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
     }
 
@@ -170,7 +171,7 @@ def _score_stream(
 def _training_time(folder: Path) -> dict[str, float]:
     """Returns the seconds of training, if it is finished: a run can be scored before its end."""
     finished = folder / FINISHED
-    return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
+    return {"training_seconds": read_seconds(finished)} if finished.is_file() else {}
 
 
 def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:

@@ -6,13 +6,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel
 
 from solodg.data import DATASETS
-from solodg.errors import UserError, validation_error
+from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.origin import Origin
 from solodg.runs.stored_arguments import complete_arguments
@@ -22,15 +22,10 @@ CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
 LOCK = "train.lock"  # while a process trains in the folder
-Model = TypeVar("Model", bound=BaseModel)
 # Of x86, then of ARM.
 _INSTRUCTIONS = ("fma", "avx2", "avx512f", "avx512_vnni", "amx_tile", "asimd", "sve", "sve2")
 # A training that goes on with another version of one of these would be a mixture of two.
 _NUMERICAL = ("solodg", "torch", "torchvision", "timm", "numpy", "pillow")
-
-
-class _Versions(RootModel[dict[str, str]]):
-    """The content of `versions.json`."""
 
 
 def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
@@ -82,14 +77,33 @@ def training_lock(folder: Path) -> Iterator[None]:
 
 def read_config(folder: Path) -> ResolvedConfig:
     """Reads the configuration of the run in `folder`."""
-    config = _read(folder / CONFIG, ResolvedConfig)
+    config = read_json(folder / CONFIG, ResolvedConfig)
     arguments = complete_arguments(config.algorithm, config.arguments, config.variant)
     return config.model_copy(update={"arguments": arguments})
 
 
 def read_machine(folder: Path) -> Machine:
     """Reads the machine settings with which the run in `folder` was trained."""
-    return _read(folder / MACHINE, Machine)
+    return read_json(folder / MACHINE, Machine)
+
+
+class _Finished(BaseModel):
+    seconds: float
+
+
+def read_origin(folder: Path) -> Origin:
+    """Reads what the run in `folder` was trained from: source images and initial weights."""
+    return read_json(folder / SOURCE, Origin)
+
+
+def read_versions(folder: Path) -> dict[str, str]:
+    """Reads the versions of the packages with which the run in `folder` was trained."""
+    return read_json(folder / VERSIONS, dict[str, str])
+
+
+def read_seconds(path: Path) -> float:
+    """Reads how many seconds a run took, from its file of this number."""
+    return read_json(path, _Finished).seconds
 
 
 def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
@@ -102,13 +116,6 @@ def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
     return read_machine(folder).model_copy(update={"data_dir": data_dir})
 
 
-def _read(path: Path, kind: type[Model]) -> Model:
-    try:
-        return kind.model_validate(read_json(path))
-    except ValidationError as error:
-        raise validation_error(f"{path} does not fit this version of solodg", error) from error
-
-
 def check_unchanged(folder: Path, origin: Origin) -> None:
     """Raises `UserError` if the run in the folder began with other data, weights or versions.
 
@@ -116,8 +123,8 @@ def check_unchanged(folder: Path, origin: Origin) -> None:
     """
     if not (folder / CONFIG).is_file():
         return
-    differences = _read(folder / SOURCE, Origin).differences(origin)
-    before, now = _read(folder / VERSIONS, _Versions).root, versions()
+    differences = read_origin(folder).differences(origin)
+    before, now = read_versions(folder), versions()
     differences += [
         f"{name} was {before[name]} and is {now[name]}"
         for name in _NUMERICAL

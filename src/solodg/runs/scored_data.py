@@ -26,9 +26,8 @@ from solodg.runs.build import (
 )
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
-from solodg.runs.folder import SOURCE, read_config
+from solodg.runs.folder import read_config, read_origin
 from solodg.runs.model_info import ModelInfo
-from solodg.storage import read_json
 
 
 class ScoredPart(NamedTuple):
@@ -140,7 +139,7 @@ def _held_out(
     say: Say,
 ) -> ScoredPart:
     """Returns the source images that were not trained on: test images, or validation images."""
-    if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+    if source.fingerprint() != read_origin(folder).fingerprint:
         if same_sources:
             raise UserError(
                 f"{folder} was trained on other source images than those of now. Restore them, or "

@@ -47,7 +47,7 @@ from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, tr
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
 from solodg.runs.origin import describe_origin
-from solodg.runs.predictions import Predictions
+from solodg.runs.predictions import NotFiniteError, Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.seeding import derive
@@ -189,7 +189,7 @@ def _train(
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     state = start(fabric, algorithm, schedule)
-    state.restore(fabric, folder)
+    state.restore(fabric, folder, setup.say)
     bar = setup.progress.bar("Training", schedule.last, state.step)
     with metrics_log(fabric, folder) as log, bar as advance:
         for step, losses in fit(fabric, state, loader, augment, schedule):
@@ -244,16 +244,17 @@ def _validate(
     predicted, parts = [], split_for_target_images(algorithm, val)
     for part in parts:
         give_target_images(algorithm, part, device)
-        predicted.append(predict(algorithm.probabilities, input_batches(part), device=device))
+        try:
+            predicted.append(predict(algorithm.probabilities, input_batches(part), device=device))
+        except NotFiniteError as error:
+            raise UserError(
+                "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
+                "--backbone-learning-rate."
+            ) from error
     if algorithm.target_images:
         _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
-    predictions = Predictions.concatenate(predicted)
-    if not np.isfinite(predictions.probabilities).all():
-        raise UserError(
-            "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
-            "--backbone-learning-rate."
-        )
-    scored = metrics(predictions, np.concatenate([part.labels for part in parts]))
+    labels = np.concatenate([part.labels for part in parts])
+    scored = metrics(Predictions.concatenate(predicted), labels)
     return Score(scored["accuracy"], -scored["nll"])
 
 
@@ -285,5 +286,10 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
                 write_json(fold / FINISHED, {})
                 (fold / STATE).unlink(missing_ok=True)
         curves.append(on_first(fabric, partial(validation_curve, fold)))
+    if len({frozenset(curve) for curve in curves}) > 1 or not curves[0]:
+        raise UserError(
+            f"the trainings in {folder} were not validated at the same steps: a metrics.jsonl in "
+            "it is damaged. Delete that folder and resume."
+        )
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))

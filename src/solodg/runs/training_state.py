@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
+from solodg.errors import UserError, validation_error
+from solodg.progress import Say
 from solodg.runs.devices import on_first
 from solodg.runs.metrics_log import drop_lines_after
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 STATE = "state.safetensors"
 
@@ -44,20 +47,23 @@ class TrainingState:
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
         write_tensors(folder / STATE, tensors, {"step": self.step, "best": self.best})
 
-    def restore(self, fabric: Fabric, folder: Path) -> None:
+    def restore(self, fabric: Fabric, folder: Path, say: Say = lambda text: None) -> None:
         """Returns to the last state saved in `folder`, if there is one.
 
-        The first process reads the file for all. Metrics logged after that state are dropped.
+        The first process reads the file for all. Metrics logged after that state are dropped;
+        `say` gets how many lines of metrics were damaged.
         """
-        tensors, header = on_first(fabric, lambda: _read(folder))
+        tensors, header = on_first(fabric, lambda: _read(folder, say))
         if not tensors:
             return
-        self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
-        if self.validated is not self.algorithm:
-            self.validated.load_state_dict(_with_prefix(tensors, "kept."))
-        self._restore_optimizer(_with_prefix(tensors, "optimizer."))
-        self.step = header["step"]
-        self.best = Score(*header["best"]) if header["best"] else None
+        try:
+            self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
+            if self.validated is not self.algorithm:
+                self.validated.load_state_dict(_with_prefix(tensors, "kept."))
+            self._restore_optimizer(_with_prefix(tensors, "optimizer."))
+        except (RuntimeError, ValueError, LookupError) as error:
+            raise UserError(f"{folder / STATE} does not fit this run: {error}") from error
+        self.step, self.best = header.step, header.best
 
     def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         """Loads moments named `<number of the parameter>.<name of the moment>`."""
@@ -73,13 +79,24 @@ class TrainingState:
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+class _Header(BaseModel):
+    """What a saved state holds beside tensors."""
+
+    step: int = 0
+    best: Score | None = None
+
+
+def _read(folder: Path, say: Say) -> tuple[dict[str, Tensor], _Header]:
     """Returns the tensors and the header of the saved state; no tensors if there is none."""
     tensors: dict[str, Tensor] = {}
-    header: dict[str, Any] = {"step": 0}
+    header = _Header()
     if (folder / STATE).is_file():
-        tensors, header = read_tensors(folder / STATE)
-    drop_lines_after(folder, header["step"])
+        tensors, found = read_tensors(folder / STATE)
+        try:
+            header = _Header.model_validate(found)
+        except ValidationError as error:
+            raise validation_error(f"{folder / STATE} is damaged", error) from error
+    drop_lines_after(folder, header.step, say)
     return tensors, header
 
 
