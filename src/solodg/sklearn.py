@@ -20,7 +20,7 @@ from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
 from solodg.runs.feature_cache import StoredFeatures
 from solodg.runs.fit import Schedule, fit, start
-from solodg.seeding import derive
+from solodg.seeding import derive, unchanged_generators
 from solodg.types import Batch
 
 
@@ -79,7 +79,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError("SoloClassifier needs at least two classes; the data has one class.")
         source = self._source(np.asarray(X), labels.astype(np.int64), domains)
-        with torch.random.fork_rng(devices=[]):
+        with unchanged_generators():
             self.model_ = self._train(source)
         self.domains_ = list(source.domain_names)
         return self

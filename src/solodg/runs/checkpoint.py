@@ -15,6 +15,7 @@ from solodg.errors import UserError, unknown_name, validation_error
 from solodg.models.backbones import build_backbone
 from solodg.runs.model_info import MODEL_FORMAT, READABLE_FORMATS, ModelInfo
 from solodg.runs.stored_arguments import complete_arguments
+from solodg.seeding import unchanged_generators
 from solodg.storage import read_json, read_tensors, write_json, write_tensors
 
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
@@ -81,19 +82,20 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
             "Continue it with the same command and --resume."
         )
-    backbone = build_backbone(
-        info.backbone,
-        channels=info.channels,
-        image_size=info.image_size,
-        image_norm=info.image_norm,
-    )
-    algorithm = build_algorithm(
-        info.algorithm,
-        backbone,
-        num_classes=len(info.classes),
-        num_domains=len(info.source_domains),
-        **info.arguments,
-    )
+    with unchanged_generators():
+        backbone = build_backbone(
+            info.backbone,
+            channels=info.channels,
+            image_size=info.image_size,
+            image_norm=info.image_norm,
+        )
+        algorithm = build_algorithm(
+            info.algorithm,
+            backbone,
+            num_classes=len(info.classes),
+            num_domains=len(info.source_domains),
+            **info.arguments,
+        )
     state, _ = read_tensors(folder / WEIGHTS)
     try:
         algorithm.load_state_dict(state)
