@@ -73,7 +73,7 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator
+        __init__ allocator option
         config model_info origin predictions statistics stored_arguments
         defaults devices metrics metrics_log tables
         training_state

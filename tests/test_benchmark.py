@@ -32,7 +32,7 @@ run: {backbone: small_cnn, steps: 8, batch_size: 8, context_images: 2, validate_
       train_images: 10}
 rows:
   - {name: ERM, run: {algorithm: erm}, paper: {PACS: 81.45}}
-  - {name: solo}
+  - {name: solo, run: {algorithm: solo}}
 notes: [made for a test]
 """
 
@@ -141,8 +141,8 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path, solo
     path = tmp_path / "toy.yaml"
     path.write_text(
         PLAN.replace(
-            "{name: solo}",
-            "{name: broken, run: {arguments: {test_samples: 3}}}",
+            "{name: solo, run: {algorithm: solo}}",
+            "{name: broken, run: {algorithm: solo, arguments: {test_samples: 3}}}",
         )
     )
     output = tmp_path / "out"
@@ -287,7 +287,7 @@ def test_ray_gives_the_serial_records_and_the_reasons_of_failures(
     """Two workers of one thread each, against one process of one thread."""
     pytest.importorskip("ray")
     path, output = tmp_path / "toy.yaml", tmp_path / "ray"
-    broken = "  - {name: broken, run: {arguments: {test_samples: 3}}}\n"
+    broken = "  - {name: broken, run: {algorithm: solo, arguments: {test_samples: 3}}}\n"
     path.write_text(PLAN.replace("notes:", broken + "notes:"))
     done = solodg_bench(path, "--output", output, "--on", "ray", "--ray-workers", 2)
     assert done.returncode == 1, done.stderr

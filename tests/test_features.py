@@ -38,8 +38,9 @@ def frozen(tmp_path: Path, image_folder: Path):
     donor = build_backbone("small_cnn", channels=3, image_size=32)
     save_weights(donor, tmp_path / "w.safetensors")
     config = RunConfig(
-        dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=30, image_size=32,
-        weights=str(tmp_path / "w.safetensors"), freeze_backbone=True, context_images=2,
+        dataset=str(image_folder), algorithm="solo", targets=("b",), backbone="small_cnn", steps=30,
+        image_size=32, weights=str(tmp_path / "w.safetensors"), freeze_backbone=True,
+        context_images=2,
     )  # fmt: skip
     return config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
 
@@ -139,8 +140,9 @@ def test_an_image_changed_in_place_is_another_image(tmp_path, frozen, forward_co
 
 def test_a_backbone_can_be_trained_after_its_features_made_clusters(tmp_path) -> None:
     config = RunConfig(
-        dataset="toy", backbone="small_cnn", steps=2, pseudo_domains="clusters", context_images=2
-    )
+        dataset="toy", algorithm="solo", backbone="small_cnn", steps=2, context_images=2,
+        pseudo_domains="clusters",
+    )  # fmt: skip
     train_run(config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache"), tmp_path / "run")
     assert (tmp_path / "run" / "finished.json").is_file()
 

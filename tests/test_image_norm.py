@@ -174,8 +174,9 @@ def test_a_backbone_without_batch_norm_is_refused() -> None:
 
 def test_a_run_stores_image_norm_with_the_model(tmp_path: Path) -> None:
     config = RunConfig(
-        dataset="toy", targets=("sky",), backbone="small_cnn", steps=2, image_norm=50.0
-    )
+        dataset="toy", targets=("sky",), algorithm="solo", backbone="small_cnn", steps=2,
+        image_norm=50.0,
+    )  # fmt: skip
     train_run(config, Machine(), tmp_path / "run")
     model = Predictor.load(tmp_path / "run")
     assert model.info.image_norm == 50.0

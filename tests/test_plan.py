@@ -41,7 +41,10 @@ def toy_plan(**changes) -> Plan:
         "targets": ["sky", "moss"],
         "seeds": [0, 1],
         "run": {"backbone": "small_cnn", "steps": 4, "arguments": {}},
-        "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}],
+        "rows": [
+            {"name": "ERM", "run": {"algorithm": "erm"}},
+            {"name": "solo", "run": {"algorithm": "solo"}},
+        ],
     }
     return Plan(**values | changes)
 

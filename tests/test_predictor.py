@@ -18,8 +18,8 @@ from solodg.storage import read_json, write_json
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    config = RunConfig(dataset="toy", backbone="small_cnn", steps=30, batch_size=8,
-                       context_images=2, centre_images=10)  # fmt: skip
+    config = RunConfig(dataset="toy", algorithm="solo", backbone="small_cnn", steps=30,
+                       batch_size=8, context_images=2, centre_images=10)  # fmt: skip
     return train_run(config, Machine(accelerator="cpu"), folder)
 
 

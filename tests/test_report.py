@@ -48,8 +48,8 @@ in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained for long enough to know something, and not enough to know all."""
-    config = RunConfig(dataset="toy", targets=("sky", "ash"), backbone="small_cnn", steps=15,
-                       batch_size=8)  # fmt: skip
+    config = RunConfig(dataset="toy", targets=("sky", "ash"), algorithm="solo",
+                       backbone="small_cnn", steps=15, batch_size=8)  # fmt: skip
     folder = tmp_path_factory.mktemp("reported") / "run"
     return train_run(config, Machine(accelerator="cpu"), folder)
 
@@ -240,9 +240,9 @@ def test_a_frozen_run_is_predicted_from_stored_features_and_explained_from_image
 ) -> None:
     weights = tmp_path / "w.safetensors"
     save_weights(build_backbone("small_cnn", channels=3, image_size=32), weights)
-    config = RunConfig(dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=5,
-                       image_size=32, weights=str(weights), freeze_backbone=True,
-                       context_images=2)  # fmt: skip
+    config = RunConfig(dataset=str(image_folder), targets=("b",), algorithm="solo",
+                       backbone="small_cnn", steps=5, image_size=32, weights=str(weights),
+                       freeze_backbone=True, context_images=2)  # fmt: skip
     machine = Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
     folder = train_run(config, machine, tmp_path / "run")
     explained = []
@@ -302,7 +302,8 @@ def test_curves_come_from_the_metrics_of_training(run: Path) -> None:
 def test_a_plan_ends_with_its_page(tmp_path: Path, solodg, chromium) -> None:
     plan = {"title": "Two <methods>", "dataset": "toy", "targets": ["sky"], "seeds": [0],
             "run": {"backbone": "small_cnn", "steps": 2, "batch_size": 4},
-            "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}]}  # fmt: skip
+            "rows": [{"name": "ERM", "run": {"algorithm": "erm"}},
+                     {"name": "solo", "run": {"algorithm": "solo"}}]}  # fmt: skip
     (tmp_path / "two.yaml").write_text(json.dumps(plan))
     code, out, err = solodg(
         "bench", tmp_path / "two.yaml", "--output", tmp_path / "out", "--accelerator", "cpu"

@@ -26,6 +26,7 @@ from solodg.types import Batch, Episode
 
 TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
 CPU = Machine(accelerator="cpu")
+DEFAULTS = {"dataset": "toy", "algorithm": "solo", "backbone": "small_cnn", "steps": 30}
 
 
 def started(*arguments: str | Path, **options) -> subprocess.Popen:
@@ -86,7 +87,7 @@ def test_devices_by_flags(tmp_path: Path) -> None:
 
 def small(**values) -> RunConfig:
     fast = {"batch_size": 8, "context_images": 2, "centre_images": 10}
-    return RunConfig(**({"dataset": "toy", "backbone": "small_cnn", "steps": 30} | fast | values))
+    return RunConfig(**(DEFAULTS | fast | values))
 
 
 def test_the_saved_model_is_the_selected_model(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_run_that_never_started_does_not_claim_its_folder(tmp_path: Path) -> N
 
 def toy_config(**values) -> RunConfig:
     small = {"batch_size": 8, "context_images": 2, "centre_images": 5, "decay": "constant"}
-    return RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", **small | values)
+    return RunConfig(targets=("sky",), **DEFAULTS | small | values)
 
 
 def test_the_kept_weights_are_the_moving_average(tmp_path: Path) -> None:

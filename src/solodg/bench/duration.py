@@ -32,6 +32,7 @@ from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import launch
 from solodg.runs.fit import fit, start
 from solodg.runs.stored_arguments import complete_config
+from solodg.seeding import unchanged_generators
 from solodg.types import Batch, Episode
 
 _STEPS = 3  # timed, after one to warm up
@@ -52,7 +53,8 @@ def estimate_training_seconds(
     if missing:
         with progress.bar("Measuring a few steps of each method", len(missing)) as advance:
             for kind, cell in missing.items():
-                with suppress(UserError):  # e.g. no data here: the plan is shown all the same
+                # No data here, for example: the plan is shown all the same.
+                with suppress(UserError), unchanged_generators():
                     seconds[kind] = _measured_seconds(cell.config, machine)
                 advance(1)
     return {

@@ -50,7 +50,8 @@ USER_MISTAKE = 2
 
 def main() -> None:
     """Runs a command. A user's mistake becomes one line and exit code 2, never a traceback."""
-    keep_freed_memory()
+    if sys.argv[1:2] != ["serve"]:  # a server gives memory back between requests
+        keep_freed_memory()
     try:
         app()
     except UserError as error:

@@ -71,22 +71,12 @@ def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
     """Builds the configuration; given options override those of the preset."""
     if preset is not None and preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
-    variant = options["variant"]
-    algorithm = options["algorithm"] or _default_algorithm(preset, variant)
     values = dict(PRESETS[preset]) if preset else {}
-    if algorithm != "solo":
-        values.pop("variant", None)  # a preset's variant is one of solo; its other settings fit all
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("algorithm", values.get("algorithm")) != values.get("algorithm"):
+        values.pop("variant", None)  # it is one of the preset's algorithm; its settings fit all
     arguments = assignments(options["arguments"] or [])
-    return validated(RunConfig, values | {"algorithm": algorithm, "arguments": arguments})
-
-
-def _default_algorithm(preset: str | None, variant: str | None) -> str:
-    """Returns solo_plus, or solo where one of its presets or variants is given."""
-    from solodg.algorithms import ALGORITHMS
-
-    fits_plus = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
-    return "solo_plus" if fits_plus else "solo"
+    return validated(RunConfig, values | given | {"arguments": arguments})
 
 
 def assignments(pairs: Iterable[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, open_session
 from solodg.predict.torch import Predictor
+from solodg.runs.model_info import MODEL_FORMAT
 from solodg.storage import CHECKSUM, PLACEHOLDER, sealed, write_atomically
 
 MAX_ERROR = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
@@ -53,7 +54,8 @@ def to_onnx(predictor: Predictor) -> bytes:
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
-    metadata = {"model": predictor.info.model_dump(), "versions": _versions()}
+    info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
+    metadata = {"model": info.model_dump(), "versions": _versions()}
     model.metadata_props.add(key=METADATA, value=json.dumps(metadata))
     model.metadata_props.add(key=CHECKSUM, value=PLACEHOLDER)
     model.producer_name, model.producer_version = "solodg", version("solodg")

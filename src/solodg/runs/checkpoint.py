@@ -17,6 +17,7 @@ from solodg.models.weights import not_finite
 from solodg.runs.defaults import checked_arguments
 from solodg.runs.model_info import MODEL_FORMAT, READABLE_FORMATS, ModelInfo
 from solodg.runs.stored_arguments import complete_arguments
+from solodg.seeding import unchanged_generators
 from solodg.storage import read_json, write_json
 from solodg.storage.tensors import read_tensors, write_tensors
 
@@ -88,7 +89,8 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             "diverged, or the file is damaged. Train again."
         )
     try:
-        algorithm = _build(info)
+        with unchanged_generators():
+            algorithm = _build(info)
         algorithm.load_state_dict(state)
     except UserError as error:
         raise UserError(f"{folder / DESCRIPTION} describes no model: {error}") from error

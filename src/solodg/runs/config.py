@@ -8,9 +8,10 @@ a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.runs.option import option
 
 Decay = Literal["cosine", "constant", "step"]
 
@@ -21,6 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
     # works from pretrained weights only: docs/method.md says what the defaults change, and why.
     "literal": {
+        "algorithm": "solo",
         "variant": "literal",
         "steps": 10_000,
         "batch_size": 128,
@@ -32,25 +34,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "decay": "step",
     },
 }
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    flag: str | None = None,
-    shown_default: str | None = None,
-    metavar: str | None = None,
-    **limits: Any,
-) -> Any:
-    """Declares a field that is also an option of the command line.
-
-    `flag` is the option's name, if it is not that of the field. `shown_default` describes in words
-    what happens if the option is not given. `metavar` names the kind of value, if the type of the
-    field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
-    """
-    extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
-    return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
 class RunConfig(BaseModel):
@@ -72,7 +55,7 @@ class RunConfig(BaseModel):
         None, "Domain that is neither trained on nor scored; repeat for several."
     )
     algorithm: str = option(
-        "solo",
+        "solo_plus",
         "solo_plus, solo (the paper's method), erm, or another one of docs/algorithms.md.",
         shown_default="solo_plus; solo with its presets and variants",
     )
@@ -210,6 +193,17 @@ class RunConfig(BaseModel):
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = option(
         "32-true", "32-true, 16-mixed or bf16-mixed."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_algorithm(cls, values: Any) -> Any:
+        """Chooses solo where no algorithm is given, but a variant that solo_plus does not have."""
+        if not isinstance(values, dict) or "algorithm" in values or "variant" not in values:
+            return values
+        from solodg.algorithms import ALGORITHMS  # late: it imports torch
+
+        known = str(values["variant"]) in ALGORITHMS["solo_plus"].variants
+        return values if known else values | {"algorithm": "solo"}
 
     @field_validator("image_norm", mode="before")
     @classmethod

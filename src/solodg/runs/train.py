@@ -50,7 +50,7 @@ from solodg.runs.origin import describe_origin
 from solodg.runs.predictions import NotFiniteError, Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
-from solodg.seeding import derive
+from solodg.seeding import derive, unchanged_generators
 from solodg.storage import write_json
 from solodg.types import Batch
 
@@ -79,7 +79,7 @@ def train_run(
         progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
     source, config = open_source(resolved, machine, show or remarks_to(say))
-    with ExitStack() as until_end:
+    with unchanged_generators(), ExitStack() as until_end:
         if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
             say(f"{folder} is finished already: nothing to do.")
         else:
