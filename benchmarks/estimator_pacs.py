@@ -17,9 +17,10 @@ from solodg import SoloClassifier
 from solodg.data import DATASETS
 from solodg.progress import BarProgress
 from solodg.runs.allocator import keep_freed_memory
-from solodg.runs.build import feature_store, make_backbone, open_source, with_features
+from solodg.runs.build import feature_store, make_backbone, with_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.opened_data import open_source
 
 
 def embeddings(machine: Machine, weights: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

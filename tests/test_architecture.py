@@ -75,11 +75,11 @@ MODULES = {
     "runs": """
         __init__ allocator option
         config model_info origin predictions statistics stored_arguments
-        defaults devices metrics metrics_log tables
+        defaults devices metrics metrics_log presets tables
         training_state
         fit feature_cache
         target_images stream
-        folder build checkpoint
+        folder opened_data build checkpoint
         clock scored_data
         train evaluate
     """,

@@ -17,8 +17,9 @@ from solodg.cli.evaluate import evaluate
 from solodg.cli.serve import serve
 from solodg.cli.train import _config, train
 from solodg.errors import UserError
-from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.presets import PRESETS
 from solodg.runs.stream import Stream
 from solodg.serving.settings import ServerSettings
 

@@ -17,11 +17,12 @@ from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.progress import NoProgress
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches, ready_features
+from solodg.runs.build import ready_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.metrics import predict
+from solodg.runs.opened_data import input_batches
 from solodg.runs.scored_data import open_scored, reading_features
 from solodg.runs.train import train_run
 from solodg.types import Batch

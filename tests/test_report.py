@@ -32,11 +32,11 @@ from solodg.report.predictions import (
     uncertain,
 )
 from solodg.report.run_page import PER_GALLERY, write_report
-from solodg.runs.build import load_dataset
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.metrics_log import METRICS
+from solodg.runs.opened_data import load_dataset
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
@@ -196,12 +196,25 @@ def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     assert all(len(part.labels) == 30 for part in found.parts if part.role == "target")
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 def test_cards_never_contradict_the_table_where_a_domain_sets_the_state(
-    tmp_path: Path, monkeypatch
+    frozen: bool, tmp_path: Path, toy, monkeypatch
 ) -> None:
-    """`da_erm` predicts each domain in a state of its own, which a freshly loaded model lacks."""
+    """`da_erm` predicts each domain in a state of its own, which a freshly loaded model lacks.
+
+    With a frozen backbone the table is predicted by a copy that reads stored features.
+    """
     config = RunConfig(dataset="toy", targets=("sky", "ash"), algorithm="da_erm", seed=1,
                        backbone="small_cnn", steps=30, batch_size=8)  # fmt: skip
+    if frozen:
+        weights = tmp_path / "w.safetensors"
+        backbone = build_backbone("small_cnn", channels=3, image_size=32)
+        images = toy.images.take(range(0, len(toy.labels), 16)) / 255
+        for _ in range(20):  # so that BatchNorm has statistics, and domains differ in features
+            backbone.train()(images)
+        save_weights(backbone, weights)
+        given = {"weights": str(weights), "freeze_backbone": True, "learning_rate": 0.003}
+        config = config.model_copy(update=given)
     folder = train_run(config, Machine(accelerator="cpu"), tmp_path / "run")
     explained = []
     monkeypatch.setattr(

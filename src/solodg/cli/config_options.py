@@ -112,6 +112,8 @@ def _value_type(annotation: Any) -> Any:
         return _value_type(arguments[0])
     if origin is Literal:
         return type(arguments[0])
+    if origin is tuple and Ellipsis not in arguments:
+        return annotation  # a fixed number of values
     if origin in (tuple, dict):
         return list[str]
     return annotation if annotation in (bool, int, float, Path) else str

@@ -42,7 +42,12 @@ def explain(
     predictor = Predictor.load(run)
     paths = image_paths(images)
     projection = stored_projection(
-        run, predictor, moved_machine(run, data_dir), dataset=dataset, progress=BarProgress(err)
+        run,
+        predictor,
+        moved_machine(run, data_dir),
+        dataset=dataset,
+        progress=BarProgress(err),
+        say=err.print,
     )
     folder = output or run / "explain"
     failed: list[UserError] = []

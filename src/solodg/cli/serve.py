@@ -81,7 +81,7 @@ def serve(
 
 def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
     """Returns a function that draws the explanation of an image; None without source images."""
-    from solodg.explain.explanation import explain
+    from solodg.explain.explanation import explain_pixels
     from solodg.explain.figure import explain_figure
     from solodg.explain.projection import stored_projection
     from solodg.figures.style import themed_svg
@@ -90,14 +90,17 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
 
     try:
         projection = stored_projection(
-            run, predictor, moved_machine(run, data_dir), progress=BarProgress(err)
+            run,
+            predictor,
+            moved_machine(run, data_dir),
+            progress=BarProgress(err),
+            say=err.print,
         )
     except (UserError, OSError) as error:
         err.print(f"No figures: {error}", style="yellow")
         return None
 
     def draw(pixels: "Pixels") -> bytes:
-        image = pixels.transpose(1, 2, 0)  # (H, W, channels)
-        return themed_svg(explain_figure(explain(predictor, projection, image)))
+        return themed_svg(explain_figure(explain_pixels(predictor, projection, pixels)))
 
     return draw

@@ -47,7 +47,7 @@ def study(
     by_part: dict[str, list[RunAccuracies]] = {}
     for run in runs:
         machine, progress = moved_machine(run, data_dir), BarProgress(err)
-        found = study_run(run, machine, progress, seed=seed, images=images)
+        found = study_run(run, machine, progress, seed=seed, images=images, say=err.print)
         write_atomically(run / "study.json", json.dumps(found, indent=2, allow_nan=False).encode())
         for part, accuracies in found.items():
             by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))

@@ -12,7 +12,8 @@ from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
 from solodg.cli.data_table import print_data
 from solodg.errors import UserError, unknown_name
-from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
+from solodg.runs.presets import PRESETS
 from solodg.storage import parse_json
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}

@@ -1,16 +1,29 @@
 """Image files as tensors; `solodg.pixels` decodes them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from solodg.pixels import EXTENSIONS, BadImageError, decode_pixels
+from solodg.pixels import EXTENSIONS, BadImageError, Window, decode_pixels
 
-__all__ = ["EXTENSIONS", "BadImageError", "decode"]
+__all__ = ["EXTENSIONS", "BadImageError", "Window", "decode"]
 
 
-def decode(source: str | Path | bytes | Image.Image, *, channels: int, size: int) -> Tensor:
-    """Decodes a file, its bytes or a PIL image to (channels, size, size) uint8."""
-    return torch.from_numpy(decode_pixels(source, channels=channels, size=size))
+def decode(
+    source: str | Path | bytes | Image.Image,
+    *,
+    channels: int,
+    size: int,
+    window: Window | None = None,
+    on_guess: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Decodes a file, its bytes or a PIL image to (channels, size, size) uint8.
+
+    `on_guess` is called if there is no `window` and the range of the values had to be guessed.
+    """
+    return torch.from_numpy(
+        decode_pixels(source, channels=channels, size=size, window=window, on_guess=on_guess)
+    )

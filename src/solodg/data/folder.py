@@ -140,7 +140,12 @@ def dataset_of_files(
     return DomainDataset(
         name=name,
         images=ImageFiles(
-            root, paths, channels=loading.channels, size=loading.image_size, budget=loading.budget
+            root,
+            paths,
+            channels=loading.channels,
+            size=loading.image_size,
+            budget=loading.budget,
+            window=loading.window,
         ),
         labels=np.array([class_index[c] for c in labels], dtype=np.int64),
         domains=np.array([domain_index[d] for d in domains], dtype=np.int64),

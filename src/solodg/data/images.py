@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from solodg.data.decode import BadImageError, decode
+from solodg.data.decode import BadImageError, Window, decode
 
 Indices = Sequence[int] | np.ndarray
 
@@ -80,13 +80,24 @@ class MemoryBudget:
 
 
 class ImageFiles:
-    """Image files below `root`, decoded by threads and kept as far as the budget allows."""
+    """Image files below `root`, decoded by threads and kept as far as the budget allows.
+
+    `guessed` has the positions of those decoded so far whose range of values was guessed.
+    """
 
     def __init__(
-        self, root: Path, paths: Sequence[str], *, channels: int, size: int, budget: MemoryBudget
+        self,
+        root: Path,
+        paths: Sequence[str],
+        *,
+        channels: int,
+        size: int,
+        budget: MemoryBudget,
+        window: Window | None = None,
     ) -> None:
         self.root, self.paths = root, list(paths)
-        self.channels, self.size, self.budget = channels, size, budget
+        self.channels, self.size, self.budget, self.window = channels, size, budget, window
+        self.guessed: set[int] = set()
         self._kept: dict[int, Tensor] = {}
         self._keys: list[str] | None = None  # once they are asked for: it reads all files
 
@@ -113,7 +124,9 @@ class ImageFiles:
             channels=self.channels,
             size=self.size,
             budget=self.budget,
+            window=self.window,
         )
+        part.guessed = {new for new, i in enumerate(chosen) if i in self.guessed}
         part._kept = {new: self._kept[i] for new, i in enumerate(chosen) if i in self._kept}
         return part
 
@@ -149,7 +162,13 @@ class ImageFiles:
         return bad
 
     def _decode(self, index: int) -> Tensor:
-        pixels = decode(self.root / self.paths[index], channels=self.channels, size=self.size)
+        pixels = decode(
+            self.root / self.paths[index],
+            channels=self.channels,
+            size=self.size,
+            window=self.window,
+            on_guess=lambda: self.guessed.add(index),
+        )
         if index not in self._kept and self.budget.reserve(pixels.numel()):
             self._kept[index] = pixels
         return pixels

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from solodg.data.decode import Window
 from solodg.data.domains import DomainDataset
 from solodg.data.images import MemoryBudget
 
@@ -21,6 +22,7 @@ class Loading:
     seed: int = 0
     train_images: int | None = None  # for datasets that take a subset; None: the paper's number
     download: bool = False
+    window: Window | None = None  # of image files of more than 8 bits; see `solodg.pixels`
     budget: MemoryBudget = field(
         default_factory=lambda: MemoryBudget(int(DEFAULT_MEMORY_GB * 1024**3))
     )

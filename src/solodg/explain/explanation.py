@@ -20,7 +20,7 @@ from solodg.algorithms.solo_plus.method import SoloPlus
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.explain.projection import Projection, centred
-from solodg.pixels import ImageLike
+from solodg.pixels import ImageLike, Pixels
 from solodg.predict.torch import Predictor
 from solodg.runs.predictions import Floats, Prediction, Predictions
 from solodg.types import Features
@@ -97,12 +97,22 @@ class Explanation:
         return [int(i) for i in np.argsort(-weight, kind="stable")]
 
 
-@torch.inference_mode()
 def explain(
     predictor: Predictor, projection: Projection, image: ImageLike, *, truth: int | None = None
 ) -> Explanation:
     """Explains the prediction for one image; `truth` is the number of its class, if known."""
-    pixels = predictor.pixels(image)
+    return explain_pixels(predictor, projection, predictor.pixels(image), truth=truth)
+
+
+@torch.inference_mode()
+def explain_pixels(
+    predictor: Predictor,
+    projection: Projection,
+    pixels: Pixels,
+    *,
+    truth: int | None = None,
+) -> Explanation:
+    """Explains the prediction for (channels, H, W) pixels as the model reads them."""
     x = to_unit(torch.from_numpy(pixels)[None])  # (1, channels, H, W)
     algorithm = predictor.algorithm
     before = None

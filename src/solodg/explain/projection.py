@@ -25,11 +25,11 @@ from solodg.data import LabelledImages
 from solodg.data.images import digest
 from solodg.errors import UserError
 from solodg.predict.torch import Predictor
-from solodg.progress import NoProgress, Progress
-from solodg.runs.build import input_batches, open_source
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs.checkpoint import WEIGHTS
 from solodg.runs.config import Machine
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.opened_data import input_batches, reopen_source
 from solodg.runs.predictions import Floats
 from solodg.runs.scored_data import check_classes
 from solodg.storage.tensors import read_tensors, write_tensors
@@ -80,6 +80,7 @@ def stored_projection(
     *,
     dataset: str | None = None,
     progress: Progress | None = None,
+    say: Say = lambda text: None,
 ) -> Projection:
     """Returns the run's projection: the stored one, if it was fitted for these weights.
 
@@ -92,8 +93,9 @@ def stored_projection(
             tensors, header = read_tensors(path)
             if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
                 return _read(tensors, header)
-    images = _source_images(folder, predictor, machine, dataset)
-    projection = fit_projection(predictor.algorithm, images, progress or NoProgress())
+    progress = progress or NoProgress()
+    images = _source_images(folder, predictor, machine, dataset, progress, say)
+    projection = fit_projection(predictor.algorithm, images, progress)
     _write(path, projection, weights)
     return _read(*read_tensors(path))  # rounded to float32, as in every later call
 
@@ -173,12 +175,17 @@ def _factor(algorithm: Algorithm, centres: Floats, axes: Floats) -> float:
 
 
 def _source_images(
-    folder: Path, predictor: Predictor, machine: Machine | None, dataset: str | None
+    folder: Path,
+    predictor: Predictor,
+    machine: Machine | None,
+    dataset: str | None,
+    progress: Progress,
+    say: Say,
 ) -> LabelledImages:
     config = read_config(folder)
     if dataset is not None:
         config = config.model_copy(update={"dataset": dataset})
-    source, config = open_source(config, machine or read_machine(folder))
+    source, config = reopen_source(config, machine or read_machine(folder), progress, say)
     check_classes(source.classes, predictor.info)
     cells = len(source.classes) * len(source.domain_names)
     return source.train.balanced(max(1, min(IMAGES_PER_CELL, MAX_IMAGES // cells)), config.seed)

@@ -38,13 +38,13 @@ from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.models.image_norm import donor_statistics, image_norms
-from solodg.progress import NoProgress, Progress
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches, open_source
 from solodg.runs.config import Machine
 from solodg.runs.devices import single_device
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.metrics import chosen_classes
+from solodg.runs.opened_data import input_batches, reopen_source
 from solodg.runs.scored_data import open_scored
 from solodg.runs.stream import Stream, gather
 from solodg.seeding import numpy_generator, torch_generator
@@ -73,7 +73,10 @@ class LabelledFeatures(NamedTuple):
     labels: Tensor  # (N,)
 
 
-def open_study(folder: Path, machine: Machine | None, *, images: int | None = None) -> StudiedRun:
+def open_study(
+    folder: Path, machine: Machine | None, *, images: int | None = None,
+    say: Say = lambda text: None,
+) -> StudiedRun:  # fmt: skip
     """Loads a run with its data; draws `images` of each unseen domain, or takes all (None)."""
     algorithm, info = checkpoint.load(folder)
     if not adapts(algorithm):
@@ -83,11 +86,10 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
         )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
-    source, config = open_source(read_config(folder), machine)
+    source, config = reopen_source(read_config(folder), machine, NoProgress(), lambda text: None)
     opened = open_scored(
-        folder, algorithm, info, machine, device,
-        needs_images=True, progress=NoProgress(), say=lambda text: None,
-    )  # fmt: skip
+        folder, algorithm, info, machine, device, needs_images=True, progress=NoProgress(), say=say
+    )
     drawn = {
         part.images.domain_name: Stream(images=images).draw(part.images)
         for part in opened.parts
@@ -99,13 +101,13 @@ def open_study(folder: Path, machine: Machine | None, *, images: int | None = No
 
 def study_run(
     folder: Path, machine: Machine | None, progress: Progress, *, images: int | None = None,
-    seed: int = 0,
+    seed: int = 0, say: Say = lambda text: None,
 ) -> dict[str, Accuracies]:  # fmt: skip
     """Swaps all that a run's model reads from an image: `style`, `frame` and `statistics`.
 
     What the model does not read is left out.
     """
-    run = open_study(folder, machine, images=images)
+    run = open_study(folder, machine, images=images, say=say)
     found = {
         "style": swap_styles(run, progress, seed=seed),
         "frame": swap_poses(run, progress, seed=seed),

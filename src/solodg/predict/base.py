@@ -74,4 +74,9 @@ class ImagePredictor(ABC):
 
     def pixels(self, image: ImageLike) -> Pixels:
         """Returns an image as the model reads it: 8-bit, (channels, H, W)."""
-        return pixels_of(image, channels=self.info.channels, size=self.info.image_size)
+        return pixels_of(
+            image,
+            channels=self.info.channels,
+            size=self.info.image_size,
+            window=self.info.window,
+        )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from solodg.explain.explanation import Explanation, explain
+from solodg.explain.explanation import Explanation, explain_pixels
 from solodg.explain.figure import probabilities_figure, projection_figure
 from solodg.explain.projection import Projection
 from solodg.figures.html import Picture, chart, photo
@@ -89,8 +89,8 @@ def _kinds(part: DomainPredictions) -> list[str]:
 def _card(
     part: DomainPredictions, index: int, predictor: Predictor, projection: Projection
 ) -> Card:
-    pixels = part.pixels.images.take([index])[0]  # (channels, H, W)
-    found = explain(predictor, projection, pixels, truth=int(part.labels[index]))
+    pixels = part.pixels.images.take([index])[0].numpy()  # (channels, H, W)
+    found = explain_pixels(predictor, projection, pixels, truth=int(part.labels[index]))
     # The numbers of the table: those of the image alone differ in their last digits.
     e = replace(found, predictions=part.predictions.of_image(index))
     truth = e.classes[int(part.labels[index])]

@@ -5,6 +5,7 @@ classes. This module needs no torch, so that `solodg --help` is quick. `solodg.r
 a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,22 +19,6 @@ Decay = Literal["cosine", "constant", "step"]
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
 # a recipe they mean the same as None.
 OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
-PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
-    # works from pretrained weights only: docs/method.md says what the defaults change, and why.
-    "literal": {
-        "algorithm": "solo",
-        "variant": "literal",
-        "steps": 10_000,
-        "batch_size": 128,
-        "context_images": 10,
-        "learning_rate": 1e-4,
-        "backbone_learning_rate": 5e-5,
-        "weight_decay": 5e-4,
-        **OFF_VALUES,
-        "decay": "step",
-    },
-}
 
 
 class RunConfig(BaseModel):
@@ -96,6 +81,13 @@ class RunConfig(BaseModel):
         "Images are resized to a square of this many pixels a side.",
         shown_default="that of the dataset",
         le=MAX_IMAGE_SIZE,
+    )
+    window: tuple[float, float] | None = option(
+        None,
+        "Pixel values that become black and white, for grey images of more than 8 bits, e.g. "
+        "-1000 400 for CT; values beyond are clipped, and 8-bit images are refused.",
+        shown_default="guessed for each image; negative values are refused",
+        metavar="LOW HIGH",
     )
     channels: Literal[1, 3] | None = option(
         None,
@@ -224,6 +216,13 @@ class RunConfig(BaseModel):
             raise ValueError("each number must be 0 or more, and be given once")
         if len(several) > MAX_READINGS:
             raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
+        return value
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not -math.inf < value[0] < value[1] < math.inf:
+            raise ValueError("the first number must be below the second, and both finite")
         return value
 
     @property

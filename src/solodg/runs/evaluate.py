@@ -12,7 +12,6 @@ from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
@@ -24,6 +23,7 @@ from solodg.runs.folder import (
     read_versions,
 )
 from solodg.runs.metrics import metrics, predict
+from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream

@@ -23,6 +23,7 @@ from solodg.data.labelled_images import LabelledImages
 from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
+from solodg.pixels import Window
 from solodg.progress import Progress
 
 FeatureArrays = tuple[NDArray[np.float32], ...]  # for each reading, (images, D + S)
@@ -77,7 +78,14 @@ class FeatureStore:
     """Computes the features of a backbone once and stores them in `folder`."""
 
     def __init__(
-        self, backbone: Backbone, name: str, folder: Path, device: torch.device, progress: Progress
+        self,
+        backbone: Backbone,
+        name: str,
+        folder: Path,
+        device: torch.device,
+        progress: Progress,
+        *,
+        window: Window | None = None,
     ) -> None:
         self.backbone, self.folder = backbone, folder
         self.device, self.progress = device, progress
@@ -85,6 +93,8 @@ class FeatureStore:
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
         kind = f"{name} {backbone.channels} {backbone.image_size}"
+        if window:  # without one, names are those that earlier versions gave
+            kind += f" window {window[0]} {window[1]}"
         # Features depend on the reading too, which is not among the weights.
         self.backbone_keys = {}  # source pixels of a reading -> hash
         for source_pixels in backbone.readings:

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 
@@ -29,6 +29,7 @@ class ModelInfo(BaseModel):
     image_norm: SourcePixels | Readings | None = None  # see image_norm.py
     # Images are resized to this square without cropping, and scaled to [0, 1].
     image_size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
+    window: tuple[FiniteFloat, FiniteFloat] | None = None  # pixel values: black and white
     classes: list[str] = Field(min_length=1, max_length=100_000)
     source_domains: list[str] = Field(min_length=1, max_length=100_000)
     dataset: str

@@ -14,20 +14,18 @@ from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress, Say
-from solodg.runs.build import (
-    feature_store,
-    load_dataset,
-    read_source,
-    ready_features,
-    scored_part,
-    source_domains,
-    with_features,
-    without_bad_images,
-)
+from solodg.runs.build import feature_store, ready_features, with_features
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.folder import read_config, read_origin
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.opened_data import (
+    load_dataset,
+    read_source,
+    scored_part,
+    source_domains,
+    without_bad_images,
+)
 
 
 class ScoredPart(NamedTuple):

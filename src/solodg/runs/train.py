@@ -23,18 +23,12 @@ from solodg.models.backbones import Backbone
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
 from solodg.runs.build import (
-    ShowData,
-    check_folds,
     describe_model,
     feature_store,
-    input_batches,
     make_algorithm,
     make_backbone,
     make_sampler,
     make_schedule,
-    open_source,
-    read_source,
-    remarks_to,
     with_features,
     with_pseudo_domains,
 )
@@ -46,6 +40,15 @@ from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.opened_data import (
+    ShowData,
+    check_folds,
+    input_batches,
+    open_source,
+    read_source,
+    remarks_to,
+    say_guessed_ranges,
+)
 from solodg.runs.origin import describe_origin
 from solodg.runs.predictions import NotFiniteError, Predictions
 from solodg.runs.target_images import give_target_images, split_for_target_images
@@ -114,6 +117,7 @@ def _train_and_select(
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
+    say_guessed_ranges(source, say)
     origin = describe_origin(source, backbone if config.starts_from_weights else None)
     on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels

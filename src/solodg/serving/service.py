@@ -103,6 +103,7 @@ class Service:
             upload.content,
             channels=self.predictor.info.channels,
             size=self.predictor.info.image_size,
+            window=self.predictor.info.window,
             limits=self.settings.decode_limits,
             name=upload.name or "in the request",
         )
