@@ -38,7 +38,7 @@ from solodg.runs.build import (
 from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
-from solodg.runs.devices import launch, on_first
+from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.metrics import metrics, predict
@@ -73,8 +73,8 @@ def train_run(
     if not fabric.is_global_zero:
         progress, say = NoProgress(), lambda text: None
     progress = progress or NoProgress()
-    source, config = open_source(resolved, machine)
-    with unchanged_generators(), ExitStack() as until_end:
+    with unchanged_generators(), ending_together(fabric), ExitStack() as until_end:
+        source, config = open_source(resolved, machine)
         if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
             say(f"{folder} is finished already: nothing to do.")
         else:
@@ -120,10 +120,12 @@ def _train_and_select(
         raise UserError(
             "--select leave-one-out needs three source domains: one to hold out, two to train."
         )
-    if fabric.is_global_zero:
+
+    def begin() -> None:
         claim(folder, config, machine, origin)
         checkpoint.save_info(folder, describe_model(config, source))
 
+    on_first(fabric, begin)
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
         chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
@@ -131,12 +133,13 @@ def _train_and_select(
         schedule = replace(schedule, stop=chosen, validate_every=chosen)
     _train(setup, source, schedule, folder, save_model=True)
 
-    if fabric.is_global_zero:
+    def finish() -> None:
         selected = checkpoint.selection(folder)
         write_json(folder / FINISHED, {"seconds": clock.seconds, "selected": selected})
         clock.discard()
         (folder / STATE).unlink(missing_ok=True)
-    fabric.barrier()
+
+    on_first(fabric, finish)
 
 
 class _Setup:
@@ -193,8 +196,7 @@ def _train(
                 selected = folder if save_model else None
                 select = partial(_select, setup, state, source.val, centres, log, selected)
                 state.best = on_first(fabric, select)
-                if fabric.is_global_zero:
-                    state.save(folder)
+                on_first(fabric, partial(state.save, folder))
             advance(1)
 
 
@@ -273,9 +275,12 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
         if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
-            if fabric.is_global_zero:
-                write_json(fold / FINISHED, {})
-                (fold / STATE).unlink(missing_ok=True)
+            on_first(fabric, partial(_finish_fold, fold))
         curves.append(on_first(fabric, partial(validation_curve, fold)))
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
+
+
+def _finish_fold(fold: Path) -> None:
+    write_json(fold / FINISHED, {})
+    (fold / STATE).unlink(missing_ok=True)
