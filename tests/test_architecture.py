@@ -80,7 +80,7 @@ MODULES = {
         fit feature_cache
         target_images stream
         folder opened_data build checkpoint
-        clock scored_data
+        clock scored_data validation
         train evaluate
     """,
     "predict": """

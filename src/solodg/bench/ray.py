@@ -20,7 +20,7 @@ from solodg.progress import Say
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import Machine
 from solodg.runs.folder import absolute_config, absolute_machine
-from solodg.storage import try_lock
+from solodg.storage import hold_lock
 from solodg.types import Record
 
 try:
@@ -79,7 +79,7 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
         waiting: dict[Any, list[Cell]] = {}
         while runs or waiting:
             for key in list(runs):
-                if not locks.enter_context(try_lock(lock_path(output, runs[key][0]))):
+                if not hold_lock(lock_path(output, runs[key][0]), locks):
                     continue  # another runner has it: tried again in the next round
                 group = runs.pop(key)
                 left = pending(group, output)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 
@@ -35,27 +34,23 @@ from solodg.runs.build import (
 from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
-from solodg.runs.devices import launch, on_first
+from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
-from solodg.runs.metrics import metrics, predict
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
 from solodg.runs.opened_data import (
     ShowData,
     check_folds,
-    input_batches,
     open_source,
     read_source,
     remarks_to,
     say_guessed_ranges,
 )
 from solodg.runs.origin import describe_origin
-from solodg.runs.predictions import NotFiniteError, Predictions
-from solodg.runs.target_images import give_target_images, split_for_target_images
 from solodg.runs.training_state import STATE, Score, TrainingState
+from solodg.runs.validation import validate
 from solodg.seeding import derive, unchanged_generators
 from solodg.storage import write_json
-from solodg.types import Batch
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
 LOG_EVERY = 10  # steps
@@ -81,8 +76,8 @@ def train_run(
     if not fabric.is_global_zero:
         progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
-    source, config = open_source(resolved, machine, show or remarks_to(say))
-    with unchanged_generators(), ExitStack() as until_end:
+    with unchanged_generators(), ending_together(fabric), ExitStack() as until_end:
+        source, config = open_source(resolved, machine, show or remarks_to(say))
         if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
             say(f"{folder} is finished already: nothing to do.")
         else:
@@ -132,10 +127,12 @@ def _train_and_select(
     setup.new_model(source)
     if config.select == LEAVE_ONE_OUT:
         check_folds(source)
-    if fabric.is_global_zero:
+
+    def begin() -> None:
         claim(folder, config, machine, origin)
         checkpoint.save_info(folder, describe_model(config, source))
 
+    on_first(fabric, begin)
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
         chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
@@ -143,12 +140,13 @@ def _train_and_select(
         schedule = replace(schedule, stop=chosen, validate_every=chosen)
     _train(setup, source, schedule, folder, save_model=True)
 
-    if fabric.is_global_zero:
+    def finish() -> None:
         selected = checkpoint.selection(folder)
         write_json(folder / FINISHED, {"seconds": clock.seconds, "selected": selected})
         clock.discard()
         (folder / STATE).unlink(missing_ok=True)
-    fabric.barrier()
+
+    on_first(fabric, finish)
 
 
 class _Setup:
@@ -205,8 +203,7 @@ def _train(
                 selected = folder if save_model else None
                 select = partial(_select, setup, state, source.val, centres, log, selected)
                 state.best = on_first(fabric, select)
-                if fabric.is_global_zero:
-                    state.save(folder)
+                on_first(fabric, partial(state.save, folder))
             advance(1)
 
 
@@ -223,7 +220,7 @@ def _select(
     Returns the best score so far.
     """
     model = state.validated.eval()
-    score = _validate(model, val, centres, setup.fabric.device)
+    score = validate(model, val, centres, setup.fabric.device)
     accuracy, nll = score.accuracy, -score.negative_nll
     setup.clock.save()
     log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
@@ -238,34 +235,6 @@ def _select(
             backbone=setup.backbone if setup.config.freeze_backbone else None,
         )
     return score
-
-
-def _validate(
-    algorithm: Algorithm, val: LabelledImages, centres: LabelledImages, device: torch.device
-) -> Score:
-    """Finalises the algorithm on source images and scores it on source validation images."""
-    _finalize(algorithm, centres, device)
-    predicted, parts = [], split_for_target_images(algorithm, val)
-    for part in parts:
-        give_target_images(algorithm, part, device)
-        try:
-            predicted.append(predict(algorithm.probabilities, input_batches(part), device=device))
-        except NotFiniteError as error:
-            raise UserError(
-                "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
-                "--backbone-learning-rate."
-            ) from error
-    if algorithm.target_images:
-        _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
-    labels = np.concatenate([part.labels for part in parts])
-    scored = metrics(Predictions.concatenate(predicted), labels)
-    return Score(scored["accuracy"], -scored["nll"])
-
-
-@torch.inference_mode()
-def _finalize(algorithm: Algorithm, centres: LabelledImages, device: torch.device) -> None:
-    batches = (Batch(*(t.to(device) for t in batch)) for batch in input_batches(centres))
-    algorithm.finalize(batches)
 
 
 def _progress_note(loss: float, best: Score | None) -> str:
@@ -286,9 +255,7 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
         if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
-            if fabric.is_global_zero:
-                write_json(fold / FINISHED, {})
-                (fold / STATE).unlink(missing_ok=True)
+            on_first(fabric, partial(_finish_fold, fold))
         curves.append(on_first(fabric, partial(validation_curve, fold)))
     if len({frozenset(curve) for curve in curves}) > 1 or not curves[0]:
         raise UserError(
@@ -297,3 +264,8 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
         )
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
+
+
+def _finish_fold(fold: Path) -> None:
+    write_json(fold / FINISHED, {})
+    (fold / STATE).unlink(missing_ok=True)

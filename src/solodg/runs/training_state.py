@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
@@ -36,6 +36,7 @@ class TrainingState:
     validated: Algorithm  # is scored and saved: `algorithm`, or a moving average of its weights
     step: int = 0  # updates made so far
     best: Score | None = None  # of the model that is saved; None: none has been validated yet
+    precision: Any = None  # of Fabric; holds the gradient scaler of 16-mixed
 
     def save(self, folder: Path) -> None:
         """Writes the state to `folder`; call it in the first process only."""
@@ -45,7 +46,9 @@ class TrainingState:
             tensors |= {f"kept.{name}": tensor for name, tensor in averages.items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        write_tensors(folder / STATE, tensors, {"step": self.step, "best": self.best})
+        scaler = {} if self.precision is None else self.precision.state_dict()
+        header = {"step": self.step, "best": self.best, "scaler": scaler}
+        write_tensors(folder / STATE, tensors, header)
 
     def restore(self, fabric: Fabric, folder: Path, say: Say = lambda text: None) -> None:
         """Returns to the last state saved in `folder`, if there is one.
@@ -61,6 +64,8 @@ class TrainingState:
             if self.validated is not self.algorithm:
                 self.validated.load_state_dict(_with_prefix(tensors, "kept."))
             self._restore_optimizer(_with_prefix(tensors, "optimizer."))
+            if header.scaler:  # states of before have none
+                self.precision.load_state_dict(header.scaler)
         except (RuntimeError, ValueError, LookupError) as error:
             raise UserError(f"{folder / STATE} does not fit this run: {error}") from error
         self.step, self.best = header.step, header.best
@@ -84,6 +89,7 @@ class _Header(BaseModel):
 
     step: int = 0
     best: Score | None = None
+    scaler: dict[str, Any] = Field(default_factory=dict)  # of 16-mixed precision
 
 
 def _read(folder: Path, say: Say) -> tuple[dict[str, Tensor], _Header]:

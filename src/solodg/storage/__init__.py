@@ -4,7 +4,14 @@
 """
 
 from solodg.storage.checksum import PLACEHOLDER, damaged, is_sealed, sealed
-from solodg.storage.files import lock, read_regular, read_text, try_lock, write_atomically
+from solodg.storage.files import (
+    hold_lock,
+    lock,
+    read_regular,
+    read_text,
+    try_lock,
+    write_atomically,
+)
 from solodg.storage.json_files import CHECKSUM, parse_json, read_json, write_json
 from solodg.storage.json_lines import (
     append_line,
@@ -21,6 +28,7 @@ __all__ = [
     "append_line",
     "append_lines",
     "damaged",
+    "hold_lock",
     "is_sealed",
     "lock",
     "parse_json",

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,6 +86,18 @@ def _is_file_at(path: Path, file: BinaryIO) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
+
+
+def hold_lock(path: Path, until: ExitStack) -> bool:
+    """Tries to lock a file until the end of `until`; returns whether it worked.
+
+    If it did not, nothing is left open.
+    """
+    with ExitStack() as attempt:
+        if not attempt.enter_context(try_lock(path)):
+            return False
+        until.push(attempt.pop_all())
+        return True
 
 
 @contextmanager
