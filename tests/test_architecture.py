@@ -111,7 +111,7 @@ MODULES = {
         server
     """,
     "cli": """
-        config_options console options
+        config_options console options write_errors
         train predict datasets demo bench export report serve study
         evaluate explain
         __init__

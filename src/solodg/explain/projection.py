@@ -8,6 +8,7 @@ centred before they are projected, since a vector added to all rows changes no p
 scaled by one common factor to the size of the class centres.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def stored_projection(
 ) -> Projection:
     """Returns the run's projection: the stored one, if it was fitted for these weights.
 
-    Otherwise it is fitted on source training images, and stored in the run folder.
+    Otherwise it is fitted on source training images, and stored in the run folder if that can be
+    written.
     """
     path = folder / PROJECTION_FILE
     weights = digest((folder / WEIGHTS).read_bytes())
@@ -92,8 +94,10 @@ def stored_projection(
             return _read(tensors, header)
     images = _source_images(folder, predictor, machine, dataset)
     projection = fit_projection(predictor.algorithm, images, progress or NoProgress())
-    _write(path, projection, weights)
-    return _read(*read_tensors(path))  # rounded to float32, as in every later call
+    tensors, header = _stored_form(projection, weights)
+    with suppress(OSError):  # a read-only run can be explained all the same, only not as quickly
+        write_tensors(path, tensors, header)
+    return _read(tensors, header)  # rounded to float32, as in every later call
 
 
 @torch.inference_mode()
@@ -190,7 +194,7 @@ def thumbnails(x: Tensor) -> NDArray[np.uint8]:
     return small
 
 
-def _write(path: Path, projection: Projection, weights: str) -> None:
+def _stored_form(projection: Projection, weights: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     names = ("origin", "axes", "centres", "embeddings")
     tensors = {name: torch.from_numpy(getattr(projection, name)).float() for name in names}
     for name in ("labels", "domains", "thumbnails"):
@@ -204,7 +208,7 @@ def _write(path: Path, projection: Projection, weights: str) -> None:
         "domain_names": projection.domain_names,
         **numbers,
     }
-    write_tensors(path, tensors, header)
+    return tensors, header
 
 
 def _read(tensors: dict[str, Tensor], header: dict[str, Any]) -> Projection:

@@ -124,15 +124,17 @@ class FeatureStore:
 
     def _arrays(self, domain: "_Domain") -> FeatureArrays:
         arrays = []
-        for source_pixels, path in self._paths(domain).items():
+        paths = self._paths(domain)
+        for number, (source_pixels, path) in enumerate(paths.items(), start=1):
             if not path.is_file():
+                which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
                 with self.backbone.reading(source_pixels):
-                    self._compute(domain.members, domain.name, path)
+                    self._compute(domain.members, f"Features of {domain.name}{which}", path)
             arrays.append(np.load(path, mmap_mode="r"))
         return tuple(arrays)
 
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, members: list["_Member"], domain: str, path: Path) -> None:
+    def _compute(self, members: list["_Member"], title: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
@@ -143,7 +145,7 @@ class FeatureStore:
             # Not written through a memory map: there a full disk would end the process.
             with (
                 temporary.open("wb") as file,
-                self.progress.bar(f"Features of {domain}", len(members)) as advance,
+                self.progress.bar(title, len(members)) as advance,
             ):
                 np.lib.format.write_array_header_1_0(file, header)
                 for start in range(0, len(members), size):
