@@ -185,6 +185,7 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
     code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "run")
     assert code == 2
     assert "No space left" in err
+    assert "once there is space, --resume continues from it" in err
     assert "Traceback" not in err
 
 

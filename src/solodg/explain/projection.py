@@ -84,7 +84,8 @@ def stored_projection(
 ) -> Projection:
     """Returns the run's projection: the stored one, if it was fitted for these weights.
 
-    Otherwise it is fitted on source training images, and stored in the run folder.
+    Otherwise it is fitted on source training images, and stored in the run folder if that can be
+    written.
     """
     path = folder / PROJECTION_FILE
     weights = digest((folder / WEIGHTS).read_bytes())
@@ -96,8 +97,10 @@ def stored_projection(
     progress = progress or NoProgress()
     images = _source_images(folder, predictor, machine, dataset, progress, say)
     projection = fit_projection(predictor.algorithm, images, progress)
-    _write(path, projection, weights)
-    return _read(*read_tensors(path))  # rounded to float32, as in every later call
+    tensors, header = _stored_form(projection, weights)
+    with suppress(OSError):  # a read-only run can be explained all the same, only not as quickly
+        write_tensors(path, tensors, header)
+    return _read(tensors, header)  # rounded to float32, as in every later call
 
 
 @torch.inference_mode()
@@ -199,7 +202,7 @@ def thumbnails(x: Tensor) -> NDArray[np.uint8]:
     return small
 
 
-def _write(path: Path, projection: Projection, weights: str) -> None:
+def _stored_form(projection: Projection, weights: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     names = ("origin", "axes", "centres", "embeddings")
     tensors = {name: torch.from_numpy(getattr(projection, name)).float() for name in names}
     for name in ("labels", "domains", "thumbnails"):
@@ -213,7 +216,7 @@ def _write(path: Path, projection: Projection, weights: str) -> None:
         "domain_names": projection.domain_names,
         **numbers,
     }
-    write_tensors(path, tensors, header)
+    return tensors, header
 
 
 def _read(tensors: dict[str, Tensor], header: dict[str, Any]) -> Projection:

@@ -42,6 +42,7 @@ def evaluate_run(
     accelerator: str = "auto",
     skip_bad_images: bool = False,
     same_sources: bool = False,
+    write: bool = True,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
@@ -50,7 +51,7 @@ def evaluate_run(
     `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
     a given `stream`, is scored on the target domains alone, in the stream's order and batches.
     With `same_sources`, source images that are not those of the training are an error. The records
-    are returned and appended to the run's results.
+    are returned and, with `write`, appended to the run's results.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
@@ -91,8 +92,14 @@ def evaluate_run(
         "machine": machine_kind(device),
     }
     records = [_record(domain, common, folder) for domain in scored]
-    append_lines(folder / RESULTS, [record.model_dump() for record in records])
+    if write:
+        append_records(folder, records)
     return records
+
+
+def append_records(folder: Path, records: Sequence[Record]) -> None:
+    """Appends records to the results of a run."""
+    append_lines(folder / RESULTS, [record.model_dump() for record in records])
 
 
 def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) -> dict[str, Any]:

@@ -138,10 +138,12 @@ class FeatureStore:
 
     def _arrays(self, domain: "_Domain") -> FeatureArrays:
         arrays = []
-        for source_pixels, path in self._paths(domain).items():
+        paths = self._paths(domain)
+        for number, (source_pixels, path) in enumerate(paths.items(), start=1):
             if not self._is_intact(path):
+                which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
                 with self.backbone.reading(source_pixels):
-                    self._compute(domain.members, domain.name, path)
+                    self._compute(domain.members, f"Features of {domain.name}{which}", path)
             arrays.append(np.load(path, mmap_mode="r"))
         return tuple(arrays)
 
@@ -152,7 +154,7 @@ class FeatureStore:
         return path in self._intact
 
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, members: list["_Member"], domain: str, path: Path) -> None:
+    def _compute(self, members: list["_Member"], title: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
@@ -165,7 +167,7 @@ class FeatureStore:
             # Not written through a memory map: there a full disk would end the process.
             with (
                 temporary.open("wb") as file,
-                self.progress.bar(f"Features of {domain}", len(members)) as advance,
+                self.progress.bar(title, len(members)) as advance,
             ):
                 checksum = hashlib.blake2b(start.getvalue(), digest_size=_HASH_BYTES)
                 file.write(start.getvalue())

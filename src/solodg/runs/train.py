@@ -198,12 +198,13 @@ def _train(
             if step % LOG_EVERY == 0 or step == schedule.last:
                 line = {"step": step} | {name: value.item() for name, value in losses.items()}
                 log(line)
-                advance(0, _progress_note(line["loss"], state.best))
             if schedule.validates_at(step):
                 selected = folder if save_model else None
                 select = partial(_select, setup, state, source.val, centres, log, selected)
                 state.best = on_first(fabric, select)
                 on_first(fabric, partial(state.save, folder))
+            if step % LOG_EVERY == 0 or schedule.validates_at(step):
+                advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
 
 
