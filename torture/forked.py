@@ -218,7 +218,9 @@ class Lane:
             self.kill()
             raise
         if status:
-            return Tally(1, [f"a process of the torture ended with status {status}"])
+            tally = Tally()
+            tally.check(False, f"a process of the torture ended with status {status}")
+            return tally
         return Tally.read(self.path)
 
     def kill(self) -> None:

@@ -57,14 +57,14 @@ def main(given: Sequence[str] | None = None) -> int:
 
     preload()
     outcomes = []
-    with options.log.open("w") as log:
+    options.log.write_text("")
+    with options.log.open("a") as Tally.log:
         for name in options.parts or LIMITS:
+            print(f"# {name}", file=Tally.log, flush=True)
             outcome = _run(name, options.seed, options.count)
             outcomes.append(outcome)
             print(outcome.line(), flush=True)
-            for failure in outcome.tally.failures:
-                log.write(f"{name}: {failure.strip().replace(chr(10), chr(10) + '  ')}\n")
-            log.flush()
+    Tally.log = None
     failed = sum(outcome.verdict == "FAIL" for outcome in outcomes)
     total = time.monotonic() - started
     print(f"{'FAIL' if failed else 'PASS'}: {len(outcomes)} parts, {failed} failed, {total:.0f} s.")

@@ -4,11 +4,15 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, TextIO
 
 
 @dataclass
 class Tally:
     """Counts checks and keeps a line for each that failed."""
+
+    # Failures are written here at once, by all processes: one that is ended early leaves its own.
+    log: ClassVar[TextIO | None] = None
 
     checks: int = 0
     failures: list[str] = field(default_factory=list)
@@ -20,6 +24,9 @@ class Tally:
         self.checks += 1
         if not holds:
             self.failures.append(failure)
+            if self.log is not None:
+                self.log.write(failure.strip().replace("\n", "\n  ") + "\n")
+                self.log.flush()
         return holds
 
     def add(self, other: "Tally") -> None:
