@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: install install-dev demo test bench quick lint browser clean
+.PHONY: install install-dev demo test torture bench quick lint browser clean
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,14 @@ browser:
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
 	    chromium-driver; } >/dev/null 2>&1 || echo "No chromium: the tests of pages will skip"; \
 	fi
+
+# Kills, damaged files, full disks and hostile requests: docs/reliability.md. `make torture PART=kills`
+# runs one part of it; WRITE=docs/reliability.md puts the figures into the page.
+SEED ?= 0
+
+torture: install-dev
+	$(BIN)/python -m torture $(PART) --seed $(SEED) $(if $(COUNT),--count $(COUNT)) \
+	  $(if $(WRITE),--write $(WRITE))
 
 # Where PACS and weights for it lie, for the rows that need them.
 DATA ?= data

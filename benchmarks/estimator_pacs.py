@@ -17,9 +17,10 @@ from solodg import SoloClassifier
 from solodg.data import DATASETS
 from solodg.progress import BarProgress
 from solodg.runs.allocator import keep_freed_memory
-from solodg.runs.build import feature_store, make_backbone, open_source, with_features
+from solodg.runs.build import feature_store, make_backbone, with_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.opened_data import open_source
 
 
 def embeddings(machine: Machine, weights: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,7 +34,8 @@ def embeddings(machine: Machine, weights: str) -> tuple[np.ndarray, np.ndarray, 
         ("photo", ("sketch",)),
     ):
         config = resolve(
-            RunConfig(dataset="pacs", targets=(target,), backbone="tf_efficientnet_lite0",
+            RunConfig(dataset="pacs", targets=(target,), algorithm="solo",
+                      backbone="tf_efficientnet_lite0",
                       weights=weights, freeze_backbone=True)
         )  # fmt: skip
         source, config = open_source(config, machine)
@@ -59,12 +61,14 @@ def main() -> None:
     X, y, domains = embeddings(Machine(data_dir=Path(sys.argv[1]), cache_dir=cache), sys.argv[2])
     started = time.perf_counter()
     found = cross_validate(
-        SoloClassifier(), X, y, groups=domains, cv=LeaveOneGroupOut(), params={"domains": domains}
-    )
+        SoloClassifier(algorithm="solo"), X, y, groups=domains, cv=LeaveOneGroupOut(),
+        params={"domains": domains},
+    )  # fmt: skip
     seconds = time.perf_counter() - started
     rows = [[name, f"{100 * score:.1f}"] for name, score in
             zip(np.unique(domains), found["test_score"], strict=True)]  # fmt: skip
-    title = f"SoloClassifier, leave one domain out, {len(y):,} embeddings of PACS: {seconds:.0f} s"
+    title = f"SoloClassifier(algorithm='solo'), leave one domain out, {len(y):,} embeddings of PACS"
+    title += f": {seconds:.0f} s"
     sys.stdout.write(table(title, ["left out", "accuracy, %"], rows))
 
 

@@ -48,6 +48,7 @@ def main() -> None:
             config = RunConfig(
                 dataset="pacs",
                 targets=(target,),
+                algorithm="solo",
                 backbone="tf_efficientnet_lite0",
                 weights=sys.argv[2],
                 freeze_backbone=True,

@@ -10,14 +10,11 @@ import asyncio
 import io
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 import solodg
+from benchmarks.server_process import Server, served
 from benchmarks.timing import table
 from solodg.pixels import EXTENSIONS
 from solodg.serving.schemas import image_prediction
@@ -60,22 +58,6 @@ HEADER = ["", "images/s", "p50", "p99", "requests", "failed", "other answers tha
           "mean batch", "computed again alone", "memory by round, MB"]  # fmt: skip
 
 
-@contextmanager
-def server(model: Path, max_batch: int) -> Iterator[tuple[str, int, int]]:
-    """Starts a server; yields its host, its port and the id of its process."""
-    command = [sys.executable, "-m", "solodg", "serve", str(model), "--port", "0",
-               "--max-batch", str(max_batch)]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        found = next(re.search(r"http://(\S+):(\d+)", line) for line in process.stderr)
-        assert found is not None
-        yield found[1], int(found[2]), process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
 async def client(
     host: str, port: int, images: list[bytes], expected: list[object], until: float, load: Load,
     start: int,
@@ -100,11 +82,11 @@ async def client(
 
 
 async def press(
-    where: tuple[str, int, int], images: list[bytes], expected: list[object], seconds: float,
+    server: Server, images: list[bytes], expected: list[object], seconds: float,
     clients: int, load: Load,
 ) -> None:  # fmt: skip
     """Puts a server under the load of many clients and adds what it measures to `load`."""
-    host, port, pid = where
+    host, port = server.host, server.port
 
     async def crowd(seconds: float, into: Load) -> None:
         until = time.perf_counter() + seconds
@@ -116,11 +98,11 @@ async def press(
 
     await crowd(WARM, Load())
     before = _counts(host, port)
-    load.memory.append(_megabytes(pid))
+    load.memory.append(server.memory().now)
     started = time.perf_counter()
     await crowd(seconds, load)
     load.seconds += time.perf_counter() - started
-    load.memory.append(_megabytes(pid))
+    load.memory.append(server.memory().now)
     images_, batches, alone = (b - a for a, b in zip(before, _counts(host, port), strict=True))
     load.batch.append(images_ / batches)
     load.alone += int(alone)
@@ -130,11 +112,6 @@ def _counts(host: str, port: int) -> tuple[float, ...]:
     text = urllib.request.urlopen(f"http://{host}:{port}/metrics").read().decode()
     names = ("solodg_batch_images_sum", "solodg_batch_images_count", "solodg_computed_alone_total")
     return tuple(float(re.search(rf"^{name} (\S+)", text, re.MULTILINE)[1]) for name in names)  # type: ignore[index]
-
-
-def _megabytes(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def noise(folder: Path) -> tuple[Path, list[bytes]]:
@@ -177,9 +154,10 @@ def main() -> None:
         loads = {name: Load() for name in MODES}
         for _ in range(ROUNDS):
             for name, max_batch in MODES.items():
-                with server(model, max_batch) as where:
+                with served(model, "--max-batch", str(max_batch)) as server:
                     seconds = given.seconds / ROUNDS
-                    asyncio.run(press(where, images, expected, seconds, given.clients, loads[name]))
+                    load = loads[name]
+                    asyncio.run(press(server, images, expected, seconds, given.clients, load))
     rows = [load.row(name) for name, load in loads.items()]
     title = f"Serving {model.name}, {given.clients} clients, {len(images)} images"
     sys.stdout.write(table(title, HEADER, rows))

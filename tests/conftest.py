@@ -59,8 +59,8 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digits_run(shared_folder: Path) -> Path:
     """A model of real digits that has learned something, trained once for all processes."""
     config = RunConfig(
-        dataset="rotated-mnist", backbone="small_cnn", steps=60, train_images=200, batch_size=16,
-        context_images=2, centre_images=20, validate_every=60, seed=0,
+        dataset="rotated-mnist", algorithm="solo", backbone="small_cnn", steps=60, train_images=200,
+        batch_size=16, context_images=2, centre_images=20, validate_every=60, seed=0,
     )  # fmt: skip
     machine = Machine(accelerator="cpu", data_dir=Path("nowhere"))
     with lock(shared_folder / "digits.lock"):

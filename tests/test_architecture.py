@@ -27,18 +27,25 @@ cli
 __main__
 """
 MODULES = {
+    "storage": """
+        checksum files
+        json_files
+        json_lines tensors
+        __init__
+    """,
     "models": """
         extractor image_norm networks weights
         backbones
         __init__
     """,
     "data": """
-        decode idx transforms
-        images
+        decode idx splits transforms
+        images listing
+        labelled_images resampling
         domains
-        episodes loading pseudo_domains rotation
+        episodes loading pseudo_domains rotation summary
         folder rotated toy
-        office_home pacs svhn_mnist
+        manifest office_home pacs svhn_mnist
         __init__
     """,
     "figures": """
@@ -66,24 +73,25 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator
-        config model_info predictions statistics
-        defaults devices metrics metrics_log tables
+        __init__ allocator option
+        config model_info origin predictions statistics stored_arguments
+        defaults devices metrics metrics_log presets tables
         training_state
         fit feature_cache
         target_images stream
-        folder build checkpoint
-        scored_data
+        folder opened_data build checkpoint
+        clock scored_data validation
         train evaluate
     """,
     "predict": """
-        __init__ base
+        __init__ base external_data
         onnx torch
         export
     """,
     "bench": """
-        __init__ plan records verify
-        duration table
+        __init__ cell records row verify yaml_file
+        plan
+        duration table verdict
         runner
         ray page stream_curves
     """,
@@ -110,7 +118,8 @@ MODULES = {
         server
     """,
     "cli": """
-        config_options console options
+        config_options console options write_errors
+        data_table
         train predict datasets demo bench export report serve study
         evaluate explain
         __init__

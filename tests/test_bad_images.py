@@ -10,9 +10,9 @@ from solodg.cli.serve import _figures
 from solodg.explain.projection import stored_projection
 from solodg.explain.swap_study import open_study
 from solodg.predict.torch import Predictor
-from solodg.runs.build import open_source
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.opened_data import open_source
 from solodg.runs.train import train_run
 
 BROKEN = ("a/x/5.png", "a/y/1.png", "c/y/2.png", "c/x/0.png", "b/x/3.png")

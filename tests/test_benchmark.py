@@ -1,6 +1,5 @@
-"""Plans carried out by real processes: killed, shared, failing, on Ray, and verified."""
+"""Plans carried out by real processes: killed, shared, failing, and on Ray."""
 
-import json
 import os
 import random
 import signal
@@ -33,7 +32,7 @@ run: {backbone: small_cnn, steps: 8, batch_size: 8, context_images: 2, validate_
       train_images: 10}
 rows:
   - {name: ERM, run: {algorithm: erm}, paper: {PACS: 81.45}}
-  - {name: solo}
+  - {name: solo, run: {algorithm: solo}}
 notes: [made for a test]
 """
 
@@ -142,8 +141,8 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path, solo
     path = tmp_path / "toy.yaml"
     path.write_text(
         PLAN.replace(
-            "{name: solo}",
-            "{name: broken, run: {arguments: {test_samples: 3}}}",
+            "{name: solo, run: {algorithm: solo}}",
+            "{name: broken, run: {algorithm: solo, arguments: {test_samples: 3}}}",
         )
     )
     output = tmp_path / "out"
@@ -210,24 +209,22 @@ def test_dry_run_tells_and_does_nothing(whole: Path, plan_file: Path, tmp_path, 
     assert "0 of 4 cells to do" in out
 
 
-def test_a_record_is_verified(whole: Path, tmp_path: Path, solodg) -> None:
-    code, out, err = solodg("bench", "--verify", f"{whole / RECORDS}:3")
+def test_a_damaged_record_is_no_number_of_the_table(whole, plan_file, tmp_path, solodg) -> None:
+    records = tmp_path / "damaged.jsonl"
+    records.write_text((whole / RECORDS).read_text().replace('"accuracy": 0', '"accuracy": 1', 1))
+    command = ["bench", plan_file, "--table-only", "--records", records, "--output", tmp_path]
+    code, _, err = solodg(*command)
     assert code == 0, err
-    assert "The same numbers" in out
-    forged = tmp_path / "forged.jsonl"
-    line = json.loads((whole / RECORDS).read_text().splitlines()[0])
-    line["metrics"]["accuracy"] += 0.01
-    forged.write_text(json.dumps(line))
-    code, _, err = solodg("bench", "--verify", forged)
-    assert code == 1
-    assert "differ" in err
+    assert "1 damaged line(s)" in " ".join(err.split())
+    kept = read_lines(tmp_path / "tables" / "toy.jsonl")
+    assert len(kept) < len(read_lines(whole / RECORDS))
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ([], "give a plan"),
-        (["nowhere.yaml"], "cannot read the plan"),
+        (["nowhere.yaml"], "cannot read nowhere.yaml: No such file"),
         (["--verify", "nowhere.jsonl"], "no file of records"),
         (["nowhere.yaml", "--on", "mars"], "mars"),
     ],
@@ -290,7 +287,7 @@ def test_ray_gives_the_serial_records_and_the_reasons_of_failures(
     """Two workers of one thread each, against one process of one thread."""
     pytest.importorskip("ray")
     path, output = tmp_path / "toy.yaml", tmp_path / "ray"
-    broken = "  - {name: broken, run: {arguments: {test_samples: 3}}}\n"
+    broken = "  - {name: broken, run: {algorithm: solo, arguments: {test_samples: 3}}}\n"
     path.write_text(PLAN.replace("notes:", broken + "notes:"))
     done = solodg_bench(path, "--output", output, "--on", "ray", "--ray-workers", 2)
     assert done.returncode == 1, done.stderr

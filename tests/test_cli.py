@@ -103,7 +103,13 @@ MISTAKES = {
     "a subset of what has none": (["train", "pacs", "--train-images", "9"], "--train-images"),
     "images too small": (["train", "toy", "--backbone", "alexnet"], "--image-size"),
     "precision": (["train", "toy", "--precision", "bf16-true"], "--precision"),
-    "no samples": (["train", "toy", "--set", "source_samples=0"], "at least 1"),
+    "no samples": (["train", "toy", "--set", "source_samples=0"], "equal to 1"),
+    "an absurd width": (["train", "toy", "--set", "code_dim=1000000000"], "16384"),
+    "an absurd size": (["train", "toy", "--image-size", "1000000000"], "4096"),
+    "absurd readings": (["train", "toy", "--image-norm", ",".join(map(str, range(99)))], "16"),
+    "an infinite rate": (["train", "toy", "--learning-rate", "inf"], "finite"),
+    "infinite memory": (["train", "toy", "--memory-gb", "inf"], "--memory-gb"),
+    "an argument nested deeply": (["train", "toy", "--set", f"code_dim={'[' * 5000}"], "code_dim"),
     "frozen without weights": (["train", "toy", "--freeze-backbone"], "--weights"),
     "two kinds of weights": (["train", "toy", "--pretrained", "--weights", "x"], "exclude"),
     "missing weights": (["train", "toy", "--weights", "nowhere.safetensors"], "no weights file"),
@@ -179,6 +185,7 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
     code, _, err = solodg("train", "toy", *FAST, "--output", tmp_path / "run")
     assert code == 2
     assert "No space left" in err
+    assert "once there is space, --resume continues from it" in err
     assert "Traceback" not in err
 
 
@@ -242,7 +249,7 @@ def test_values_of_arguments_are_read_as_what_they_mean(solodg, tmp_path) -> Non
                           "--set", "meta_learning=False", "--set", "kl_weight=.5")  # fmt: skip
     assert code == 0, err
     arguments = json.loads((tmp_path / "r" / "config.json").read_text())["arguments"]
-    assert arguments == {"meta_learning": False, "kl_weight": 0.5}
+    assert (arguments["meta_learning"], arguments["kl_weight"]) == (False, 0.5)
 
 
 def test_the_literal_budget_is_there_for_erm(solodg, tmp_path) -> None:

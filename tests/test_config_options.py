@@ -7,15 +7,19 @@ from typing import get_args
 import pytest
 import typer
 
+from solodg import SoloClassifier
+from solodg.algorithms import ALGORITHMS
+from solodg.bench.plan import Plan
 from solodg.cli import app
 from solodg.cli.bench import bench
 from solodg.cli.config_options import options_of, validated
 from solodg.cli.evaluate import evaluate
 from solodg.cli.serve import serve
-from solodg.cli.train import train
+from solodg.cli.train import _config, train
 from solodg.errors import UserError
-from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.presets import PRESETS
 from solodg.runs.stream import Stream
 from solodg.serving.settings import ServerSettings
 
@@ -104,6 +108,33 @@ def test_a_resolved_configuration_survives_json_and_leaves_nothing_open(tmp_path
     assert resolve(again) is again
     needed = ("steps", "image_size", "channels", "freeze_norm", "learning_rate", "validate_every")
     assert all(getattr(resolved, name) is not None for name in needed)
+
+
+def test_there_is_one_default_algorithm_and_solo_has_its_variants_and_presets() -> None:
+    assert RunConfig(dataset="toy").algorithm == SoloClassifier().algorithm == "solo_plus"
+    plan = Plan(
+        name="p", title="t", dataset="toy", targets=["sky"], seeds=[0], rows=[{"name": "a"}]
+    )
+    assert plan.cells()[0].config.algorithm == "solo_plus"
+    for kind in ("solo_plus", "solo"):
+        for variant in ALGORITHMS[kind].variants:
+            found = RunConfig(dataset="toy", variant=variant).algorithm
+            assert found == ("solo_plus" if variant == "default" else kind)
+            assert RunConfig(dataset="toy", variant=variant, algorithm="erm").algorithm == "erm"
+
+    def by_command(preset: str | None = None, **options: str) -> tuple[str, str]:
+        given = dict.fromkeys(("algorithm", "variant", "arguments"))
+        config = _config(given | {"dataset": "toy"} | options, preset)
+        return config.algorithm, config.variant
+
+    assert by_command() == ("solo_plus", "default")
+    assert by_command(variant="invariant") == ("solo", "invariant")
+    assert by_command("literal") == ("solo", "literal")
+    assert by_command("literal", variant="invariant") == ("solo", "invariant")
+    assert by_command("literal", algorithm="solo") == ("solo", "literal")
+    assert by_command("literal", algorithm="erm") == ("erm", "default")
+    shown = RunConfig.model_fields["algorithm"].json_schema_extra
+    assert shown["shown_default"] == "solo_plus; solo with its presets and variants"
 
 
 def test_the_literal_preset_drops_the_learning_rate_as_the_authors_do() -> None:

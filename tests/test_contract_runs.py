@@ -85,7 +85,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 
 
 SCRIPT = """
-import hashlib, json, sys
+import hashlib, json, os, sys
 from pathlib import Path
 import solodg.runs.train as run
 from solodg.algorithms import ALGORITHMS
@@ -117,10 +117,20 @@ for name in ALGORITHMS:
                        steps=2, batch_size=8, context_images=2, centre_images=4,
                        train_images=10, devices="2")
     run.train_run(config, Machine(accelerator="cpu", strategy="ddp"), Path(sys.argv[1]) / name)
+
+def broken(*arguments):
+    raise ZeroDivisionError("as if")
+
+run.claim = broken  # which the first process alone calls
+try:
+    run.train_run(config, Machine(accelerator="cpu", strategy="ddp"), Path(sys.argv[1]) / "broken")
+except Exception as error:
+    with real_open(Path(sys.argv[1]) / f"failed-{os.environ['RANK']}", "w") as file:
+        file.write(f"{type(error).__name__}: {error}")
 """
 
 
-def test_two_processes_end_with_the_same_weights_and_only_the_first_writes(tmp_path: Path) -> None:
+def test_two_processes_share_weights_and_failures_and_only_the_first_writes(tmp_path: Path) -> None:
     """Real processes, every algorithm in turn."""
     script = tmp_path / "all.py"
     script.write_text(SCRIPT)
@@ -142,3 +152,6 @@ def test_two_processes_end_with_the_same_weights_and_only_the_first_writes(tmp_p
         assert steps.count(2) == 2  # one line of losses, one of validation
     writers = {report["rank"] for report in reports if report["written"]}
     assert writers == {0}
+    failures = [(tmp_path / "runs" / f"failed-{rank}").read_text() for rank in (0, 1)]
+    assert failures == ["ZeroDivisionError: as if", "UserError: ZeroDivisionError: as if"]
+    assert not (tmp_path / "runs" / "broken").exists()

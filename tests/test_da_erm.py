@@ -11,10 +11,10 @@ from peer_models import DIM, as_episode, feature_batch, on_features
 from solodg.algorithms.da_erm import DAERM
 from solodg.data.transforms import to_unit
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches, load_dataset, open_source
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.evaluate import evaluate_run
+from solodg.runs.opened_data import input_batches, load_dataset, open_source
 from solodg.runs.train import train_run
 from solodg.types import Batch
 

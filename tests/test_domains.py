@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from solodg.data import DATASETS, DomainDataset, Loading
-from solodg.data.domains import TEST, TRAIN, VAL
 from solodg.data.images import ImageArray
+from solodg.data.splits import TEST, TRAIN, VAL
 from solodg.errors import UserError
 
 
@@ -65,13 +65,13 @@ def test_given_splits_are_kept_as_they_are(toy: DomainDataset) -> None:
 
 
 def test_groups_stay_on_one_side(toy: DomainDataset) -> None:
-    groups = np.arange(len(toy.labels)) // 7
+    groups = np.arange(len(toy.labels)) // 6
     numbered = replace(
         toy, groups=groups, images=ImageArray(torch.arange(len(groups))[:, None].float())
     )
     source = numbered.leave_out(["sky"], val_fraction=0.3)
     train, val = (
-        set((part.images.take(range(len(part)))[:, 0].int() // 7).tolist())
+        set((part.images.take(range(len(part)))[:, 0].int() // 6).tolist())
         for part in (source.train, source.val)
     )
     assert not train & val

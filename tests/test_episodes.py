@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solodg.data.domains import TEST, TRAIN, UNASSIGNED, VAL, DomainDataset, LabelledImages
+from solodg.data.domains import DomainDataset
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.images import ImageArray
+from solodg.data.labelled_images import LabelledImages
+from solodg.data.splits import TEST, TRAIN, UNASSIGNED, VAL
 from solodg.errors import UserError
 from solodg.types import Episode
 

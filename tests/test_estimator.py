@@ -62,7 +62,7 @@ def test_the_same_seed_the_same_model_and_no_other_random_state_is_touched() -> 
 
 def test_it_clones_and_pickles() -> None:
     X, y, domains = shifted(20)
-    model = SoloClassifier(steps=20, arguments={"posterior": "invariant"})
+    model = SoloClassifier(steps=20, algorithm="solo", arguments={"posterior": "invariant"})
     assert clone(model).get_params() == model.get_params()
     model.fit(X, y, domains=domains)
     copied = pickle.loads(pickle.dumps(model))

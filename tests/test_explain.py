@@ -28,12 +28,12 @@ from solodg.explain.projection import (
 )
 from solodg.figures.style import png, svg, themed_svg
 from solodg.predict.torch import Predictor
-from solodg.runs.build import open_source
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.opened_data import open_source
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 KINDS = [("solo", "default"), ("solo", "invariant"), ("solo_plus", "default"), ("erm", "default")]
 

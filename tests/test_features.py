@@ -17,11 +17,12 @@ from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.progress import NoProgress
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches, ready_features
+from solodg.runs.build import ready_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.metrics import predict
+from solodg.runs.opened_data import input_batches
 from solodg.runs.scored_data import open_scored, reading_features
 from solodg.runs.train import train_run
 from solodg.types import Batch
@@ -38,8 +39,9 @@ def frozen(tmp_path: Path, image_folder: Path):
     donor = build_backbone("small_cnn", channels=3, image_size=32)
     save_weights(donor, tmp_path / "w.safetensors")
     config = RunConfig(
-        dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=30, image_size=32,
-        weights=str(tmp_path / "w.safetensors"), freeze_backbone=True, context_images=2,
+        dataset=str(image_folder), algorithm="solo", targets=("b",), backbone="small_cnn", steps=30,
+        image_size=32, weights=str(tmp_path / "w.safetensors"), freeze_backbone=True,
+        context_images=2,
     )  # fmt: skip
     return config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
 
@@ -139,8 +141,9 @@ def test_an_image_changed_in_place_is_another_image(tmp_path, frozen, forward_co
 
 def test_a_backbone_can_be_trained_after_its_features_made_clusters(tmp_path) -> None:
     config = RunConfig(
-        dataset="toy", backbone="small_cnn", steps=2, pseudo_domains="clusters", context_images=2
-    )
+        dataset="toy", algorithm="solo", backbone="small_cnn", steps=2, context_images=2,
+        pseudo_domains="clusters",
+    )  # fmt: skip
     train_run(config, Machine(accelerator="cpu", cache_dir=tmp_path / "cache"), tmp_path / "run")
     assert (tmp_path / "run" / "finished.json").is_file()
 
@@ -230,3 +233,32 @@ def test_the_size_of_batches_does_not_change_stored_features(tmp_path, monkeypat
         files.append([path.read_bytes() for path in (tmp_path / name).glob("*.npy")])
     assert len(part) > 32
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "emptied", "cut", "foreign"])
+def test_damaged_features_are_computed_again(tmp_path, image_folder, forward_count, damage) -> None:
+    data = dataset_spec(str(image_folder)).load(Loading(tmp_path, image_size=32, channels=3))
+    torch.manual_seed(0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32)
+    parts = list(data.targets(["b"]).values())
+
+    def features() -> tuple[torch.Tensor, int]:
+        store = FeatureStore(backbone, "small_cnn", tmp_path, torch.device("cpu"), NoProgress())
+        forward_count.clear()
+        (part,) = store.replace_images(parts)
+        return part.images.take(range(len(part))), sum(forward_count)
+
+    whole, count = features()
+    assert (count, features()[1]) == (len(whole), 0)
+    (path,) = tmp_path.glob("*.npy")
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
+    kinds = {"flipped": flipped, "emptied": b"", "cut": content[:middle], "foreign": b"x" * 99}
+    path.write_bytes(kinds[damage])
+    store = FeatureStore(backbone, "small_cnn", tmp_path, torch.device("cpu"), NoProgress())
+    assert not store.holds(parts)
+    repaired, count = features()
+    assert count == len(whole)
+    assert torch.equal(repaired, whole)
+    assert path.read_bytes() == content

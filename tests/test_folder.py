@@ -7,7 +7,7 @@ import pytest
 
 from conftest import write_images
 from solodg.data import DATASETS, Loading, dataset_spec
-from solodg.data.domains import TRAIN, UNASSIGNED, VAL
+from solodg.data.splits import TRAIN, UNASSIGNED, VAL
 from solodg.errors import UserError
 
 
@@ -52,25 +52,6 @@ def test_a_given_split_with_groups_is_called_given(image_folder: Path) -> None:
     assert dataset.protocol == "given-split"
 
 
-def test_hidden_files_and_other_endings_are_passed_over(image_folder: Path) -> None:
-    (image_folder / "a" / "apple" / "notes.txt").write_text("x")
-    (image_folder / "a" / "apple" / "._0.png").write_bytes(b"x")
-    (image_folder / ".cache").mkdir()
-    assert len(load(image_folder).labels) == 50
-
-
-@pytest.mark.parametrize("empty", ["domain", "root"])
-def test_an_empty_folder_is_named(tmp_path: Path, image_folder: Path, empty: str) -> None:
-    if empty == "domain":
-        (image_folder / "void").mkdir()
-        with pytest.raises(UserError, match=r"no images in .*void"):
-            load(image_folder)
-    else:
-        (tmp_path / "void").mkdir()
-        with pytest.raises(UserError, match="no images below"):
-            load(tmp_path / "void")
-
-
 def test_images_without_a_class_folder_are_explained(image_folder: Path) -> None:
     (image_folder / "a" / "apple" / "0.png").rename(image_folder / "a" / "stray.png")
     with pytest.raises(UserError, match="expected domain/class/image"):
@@ -97,7 +78,8 @@ def test_a_manifest_gives_labels_domains_groups_and_splits(image_folder: Path) -
 
 
 def test_groups_of_a_manifest_are_kept_together(image_folder: Path) -> None:
-    rows = [f"{d}/pear/{i}.png,pear,{d},p{i // 2}" for d in "abc" for i in range(10)]
+    rows = [f"{d}/pear/{i}.png,pear,{d},p{i // 2}" for d in "ab" for i in range(10)]
+    rows += [f"c/pear/{i}.png,pear,c,q{i // 2}" for i in range(10)]
     rows += [f"{d}/apple/{i}.png,apple,{d}," for d in "ab" for i in range(10)]
     dataset = load(manifest(image_folder, "path,label,domain,group", rows))
     source = dataset.leave_out(["c"], val_fraction=0.3)
@@ -117,13 +99,55 @@ def test_groups_of_a_manifest_are_kept_together(image_folder: Path) -> None:
         ("path,label,domain,grup", ["a/apple/0.png,x,a,1"], "Did you mean 'group'"),
         ("path,label,domain", [], "lists no images"),
         ("path,label,domain", ["a/apple/0.png,x,a", "a/apple/0.png,y,a"], "line 3: .*in line 2"),
+        ("path,label,domain", ["a/apple/0.png,x,a", "a//apple/0.png,y,b"], "in line 2 too"),
         ("path,label,domain", ["a/apple/0.png,,a"], "line 2: label is empty"),
+        ("path,label,domain", ["a/apple/0.png,x,a,1"], "line 2: 4 values for 3 columns"),
+        ("path,label,domain,label", ["a/apple/0.png,x,a,y"], "several columns 'label'"),
+        ("path,label,domain", ["a/apple/0.png,Ill,a", "b/apple/0.png,ill,b"], "in case or Unicode"),
         ("path,label,domain,split", ["a/apple/0.png,x,a,tset"], "line 2: split 'tset'"),
     ],
 )
 def test_a_wrong_manifest_is_explained(image_folder: Path, header, rows, message) -> None:
     with pytest.raises(UserError, match=message):
         load(manifest(image_folder, header, rows))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_may_be_separated_by_semicolons_or_tabs(image_folder, separator: str) -> None:
+    rows = [separator.join((f"{d}/pear/{i}.png", "pear", d, f"{d}{i}", "\"x, y\""))
+            for d in "ab" for i in range(3)]  # fmt: skip
+    dataset = load(manifest(image_folder, separator.join(MANY), rows))
+    assert dataset.domain_names == ("a", "b")
+    assert dataset.groups is not None
+    assert dataset.images.take([5]).shape == (1, 3, 16, 16)
+
+
+MANY = ("path", "label", "domain", "group", "remark")
+
+
+@pytest.mark.parametrize(
+    ("columns", "ignored", "hint"),
+    [
+        ("path,label,domain,age,site", "age, site", False),
+        ("path,label,domain,patient,age", "patient, age", True),
+        ("path,label,domain,x,Subject ID", "x, Subject ID", True),
+        ("path,label,domain,group,patient", "patient", False),
+    ],
+)
+def test_further_columns_are_ignored_by_name(image_folder, columns, ignored, hint) -> None:
+    rows = [f"a/pear/{i}.png,pear,a,{i},y" for i in range(3)]
+    (note,) = load(manifest(image_folder, columns, rows)).notes
+    assert f"ignored the column(s) {ignored}." in note
+    assert ("name that column 'group'" in note) == hint
+
+
+def test_training_says_which_columns_it_ignores(solodg, image_folder: Path, tmp_path) -> None:
+    rows = [f"{d}/pear/{i}.png,pear,{d},p{i}" for d in "abc" for i in range(4)]
+    path = manifest(image_folder, "path,label,domain,patient", rows)
+    code, _, err = solodg("train", path, "--target", "c", "--backbone", "small_cnn", "--steps", 1,
+                          "--image-size", 16, "--output", tmp_path / "run")  # fmt: skip
+    assert (code, "ignored the column(s) patient" in err) == (2, True)  # too few images to train
+    assert "'group'" in err
 
 
 @pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld"])
@@ -191,3 +215,10 @@ def test_pacs_images_outside_the_lists_are_refused(tmp_path: Path) -> None:
     write_images(root / "PACS", {("photo", "dog"): 6})
     with pytest.raises(UserError, match="1 images of PACS are in none of the lists"):
         load("pacs", root)
+
+
+@pytest.mark.parametrize("content", ["a\0b,x,d", "x" * 200_000, '"' + "x\n" * 99_999])
+def test_a_manifest_that_is_no_text_is_refused(image_folder: Path, content: str) -> None:
+    (image_folder / "list.csv").write_text(f"path,label,domain\n{content}\n")
+    with pytest.raises(UserError, match=r"list\.csv"):
+        load(image_folder / "list.csv")

@@ -22,6 +22,7 @@ from solodg.predict.export import export_onnx, to_onnx
 from solodg.predict.onnx import INPUT, METADATA, open_session
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import ModelInfo
+from solodg.storage import CHECKSUM, PLACEHOLDER, read_json, sealed
 from solodg.types import Batch
 from test_contracts import VARIANTS, finalized
 
@@ -134,7 +135,7 @@ def test_the_file_says_what_it_is_and_is_whole(digits_onnx: Path, digits_run: Pa
     onnx.checker.check_model(model, full_check=True)
     assert not any(t.external_data for t in model.graph.initializer)
     known = json.loads({p.key: p.value for p in model.metadata_props}[METADATA])
-    assert known["model"] == json.loads((digits_run / "model.json").read_text())
+    assert known["model"] == read_json(digits_run / "model.json")
     assert known["versions"]["torch"] == torch.__version__
     (given,) = model.graph.input
     assert given.type.tensor_type.elem_type == onnx.TensorProto.UINT8
@@ -200,3 +201,108 @@ def test_frames_and_readings_of_any_size_are_exported(tmp_path: Path, size, imag
     path = tmp_path / "framed.onnx"
     assert export_onnx(Predictor(model, info), path) < 1e-4
     assert solodg.load(path).info.image_norm == image_norm
+
+
+def test_no_flipped_bit_of_a_file_goes_unseen(digits_onnx: Path, tmp_path: Path) -> None:
+    whole, path = digits_onnx.read_bytes(), tmp_path / "x.onnx"
+    generator = np.random.default_rng(0)
+    mark = whole.index(b"solodg-blake2b:")
+    for at in [0, mark, mark + 20, len(whole) - 1, *generator.integers(len(whole), size=20)]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
+        with pytest.raises(UserError, match=r"damaged|not a readable"):
+            solodg.load(path)
+
+
+def changed(path: Path, folder: Path, change) -> Path:
+    """A copy of an exported file with changed metadata, and a right checksum."""
+    model = onnx.load(path)
+    (entry,) = (p for p in model.metadata_props if p.key == METADATA)
+    known = json.loads(entry.value)
+    change(model, known["model"])
+    entry.value = json.dumps(known)
+    (seal,) = (p for p in model.metadata_props if p.key == CHECKSUM)
+    seal.value = PLACEHOLDER
+    (folder / "changed.onnx").write_bytes(sealed(model.SerializeToString()))
+    return folder / "changed.onnx"
+
+
+WRONG = {
+    "fewer classes than outputs": (lambda _, info: info["classes"].pop(), "9 classes"),
+    "a class twice": (lambda _, info: info["classes"].__setitem__(0, "1"), "times"),
+    "another size": (lambda _, info: info.update(image_size=31), "inputs and outputs"),
+    "an absurd size": (lambda _, info: info.update(image_size=10**9), "4096"),
+    "another type": (lambda _, info: info.update(classes=None), "classes"),
+    "another format": (lambda _, info: info.update(format="solodg-model-9"), "format"),
+    "another output": (
+        lambda model, _: model.graph.output.pop(1) and model.graph.output.pop(1),
+        "inputs and outputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_a_description_that_does_not_fit_the_graph_is_refused(digits_onnx, tmp_path, case) -> None:
+    change, reason = WRONG[case]
+    with pytest.raises(UserError, match=reason):
+        solodg.load(changed(digits_onnx, tmp_path, change))
+
+
+def test_files_without_a_checksum_are_those_of_earlier_versions(digits_onnx, tmp_path) -> None:
+    path = tmp_path / "x.onnx"
+    for format_, accepted in (("solodg-model-2", True), ("solodg-model-3", False)):
+        model = onnx.load(digits_onnx)
+        known = json.loads({p.key: p.value for p in model.metadata_props}[METADATA])
+        known["model"]["format"] = format_
+        del model.metadata_props[:]
+        model.metadata_props.add(key=METADATA, value=json.dumps(known))
+        onnx.save(model, path)
+        if accepted:
+            assert solodg.load(path).info.format == format_
+        else:
+            with pytest.raises(UserError, match="no checksum"):
+                solodg.load(path)
+
+
+@pytest.mark.parametrize("metadata", ["{", "null", "[" * 5000, '{"model": 3}', "\xff"])
+def test_metadata_that_is_no_description_is_refused(digits_onnx, tmp_path, metadata: str) -> None:
+    model = onnx.load(digits_onnx)
+    del model.metadata_props[:]
+    model.metadata_props.add(key=METADATA, value=metadata)
+    onnx.save(model, tmp_path / "x.onnx")
+    with pytest.raises(UserError, match=r"x\.onnx"):
+        solodg.load(tmp_path / "x.onnx")
+
+
+def in_initializer(model) -> onnx.TensorProto:
+    return model.graph.initializer[0]
+
+
+def in_attribute(model) -> onnx.TensorProto:
+    node = model.graph.node.add(op_type="Constant", name="c", output=["unused"])
+    attribute = node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+    attribute.t.CopyFrom(model.graph.initializer[0])
+    return attribute.t
+
+
+def in_branch(model) -> onnx.TensorProto:
+    node = model.graph.node.add(op_type="If", name="i", input=["x"], output=["unused"])
+    branch = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+    branch.initializer.add().CopyFrom(model.graph.initializer[0])
+    return branch.initializer[0]
+
+
+@pytest.mark.parametrize("place", [in_initializer, in_attribute, in_branch])
+def test_a_file_that_refers_to_other_files_is_refused(
+    digits_onnx: Path, tmp_path: Path, place, monkeypatch
+) -> None:
+    def externalise(model, info: dict) -> None:
+        tensor = place(model)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="secret.bin")
+
+    path = changed(digits_onnx, tmp_path, externalise)
+    opened = []
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: opened.append(1))
+    with pytest.raises(UserError, match="refers to data in other files"):
+        solodg.load(path)
+    assert not opened

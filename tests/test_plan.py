@@ -1,11 +1,14 @@
 """Plans: what a file means, and that every shipped one is sound."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from solodg.bench.plan import Cell, Plan, read_plan
+from solodg.bench.cell import Cell
+from solodg.bench.plan import Plan, read_plan
 from solodg.bench.records import read_results
 from solodg.bench.stream_curves import stream_table
 from solodg.bench.table import plan_table
@@ -38,7 +41,10 @@ def toy_plan(**changes) -> Plan:
         "targets": ["sky", "moss"],
         "seeds": [0, 1],
         "run": {"backbone": "small_cnn", "steps": 4, "arguments": {}},
-        "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}],
+        "rows": [
+            {"name": "ERM", "run": {"algorithm": "erm"}},
+            {"name": "solo", "run": {"algorithm": "solo"}},
+        ],
     }
     return Plan(**values | changes)
 
@@ -180,6 +186,73 @@ def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, text: str, reason: str) -
     path.write_text(text)
     with pytest.raises(UserError, match=reason):
         read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../out", "/tmp/out", "a/b", "a\\b", "", ".", "..", ".hidden", "a\0b", "a\nb", "x" * 201],
+)
+def test_a_name_of_a_plan_cannot_leave_the_output_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "plan.yaml"
+    values = {"name": name, "title": "t", "dataset": "toy", "seeds": [0], "rows": [{"name": "a"}]}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="cannot name files"):
+        read_plan(path)
+
+
+BASE = "title: t\ndataset: toy\nseeds: [0]\n"
+MANY = list(range(1, 301))
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ((BASE + "rows: [{name: \xe4}]").encode("latin-1"), "not UTF-8"),
+        (bytes(range(256)), "plan.yaml is not"),
+        ((BOMB + BASE + "rows: [{name: a, run: *a11}]").encode(), "aliases"),
+        ((BASE + "rows: &r [{name: a, run: {x: *r}}]").encode(), "alias"),
+        ((BASE + "rows: " + "[" * 1200).encode(), "nested too deeply"),
+        ((BASE + "rows: 2024-99-99").encode(), "not YAML"),
+        ((BASE + f"rows: {'9' * 9999}").encode(), "not YAML"),
+        ((BASE + "rows: [{name: a, run: {arguments: 5}}]").encode(), "arguments"),
+        ((BASE + "rows: [{name: a, run: {weights: 5}}]").encode(), "weights"),
+        ((BASE + "rows: [{name: a, run: 5}]").encode(), "run"),
+        (b"x" * 2**21, "2,097,152 bytes"),
+        (b"", "is not a plan"),
+        (b"!!python/object/apply:os.system [ls]", "not YAML"),
+    ],
+)
+def test_a_damaged_plan_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        read_plan(path).cells()
+
+
+def test_a_pipe_or_a_device_is_no_plan(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(UserError, match="not a regular file"):
+            read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"rows: [{{name: a, adapter: tent, sweep: {{batch_size: {MANY}, order_seed: {MANY}}}}}]",
+        f"rows: [{', '.join(f'{{name: a{n}}}' for n in range(400))}]",
+    ],
+)
+def test_more_cells_than_allowed_are_counted_and_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"title: t\ndataset: toy\nseeds: {MANY}\n{text}")
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"cells, at most 100,000 are allowed"):
+        read_plan(path)
+    assert time.monotonic() - started < 20  # they were not made first
 
 
 def test_keys_of_before_are_kept() -> None:

@@ -7,6 +7,9 @@ from rich.console import Console
 
 from solodg import progress
 from solodg.progress import BarProgress, NoProgress
+from solodg.runs.checkpoint import selection
+from solodg.runs.config import Machine, RunConfig
+from solodg.runs.train import train_run
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -34,3 +37,15 @@ def test_no_progress_says_nothing(capsys) -> None:
         advance(1, "note")
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
+
+
+def test_the_closing_line_of_training_has_the_accuracy_of_the_last_validation(tmp_path) -> None:
+    text = io.StringIO()
+    config = RunConfig(dataset="toy", targets=("sky",), algorithm="erm", backbone="small_cnn",
+                       steps=3, validate_every=3, batch_size=4, context_images=1)  # fmt: skip
+    console = BarProgress(Console(file=text, width=200))
+    run = train_run(config, Machine(accelerator="cpu"), tmp_path / "run", progress=console)
+    closing = [line for line in text.getvalue().splitlines() if line.startswith("Training: done")]
+    accuracy = 100 * selection(run)["validation"]["accuracy"]
+    assert f"best validation accuracy {accuracy:.1f}%" in closing[0]
+    assert "loss" in closing[0]

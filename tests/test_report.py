@@ -32,10 +32,11 @@ from solodg.report.predictions import (
     uncertain,
 )
 from solodg.report.run_page import PER_GALLERY, write_report
-from solodg.runs.build import load_dataset
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.metrics_log import METRICS
+from solodg.runs.opened_data import load_dataset
 from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
@@ -47,8 +48,8 @@ in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained for long enough to know something, and not enough to know all."""
-    config = RunConfig(dataset="toy", targets=("sky", "ash"), backbone="small_cnn", steps=15,
-                       batch_size=8)  # fmt: skip
+    config = RunConfig(dataset="toy", targets=("sky", "ash"), algorithm="solo",
+                       backbone="small_cnn", steps=15, batch_size=8)  # fmt: skip
     folder = tmp_path_factory.mktemp("reported") / "run"
     return train_run(config, Machine(accelerator="cpu"), folder)
 
@@ -179,7 +180,14 @@ def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     config = RunConfig(dataset="toy", targets=("sky",), algorithm="erm", backbone="small_cnn",
                        steps=4, batch_size=8)  # fmt: skip
     folder = train_run(config, Machine(accelerator="cpu"), tmp_path / "run")
-    text = write_report(folder, images=30, per_gallery=1, output=tmp_path / "p.html").read_text()
+    with (folder / METRICS).open("ab") as file:
+        file.write(b'{"step": 4, "loss"')  # cut off by a crash
+    said: list[str] = []
+    page = write_report(
+        folder, images=30, per_gallery=1, output=tmp_path / "p.html", say=said.append
+    )
+    assert any("1 damaged line(s)" in line for line in said)
+    text = page.read_text()
     assert "one classifier for all images" in text
     assert 'data-gallery="helped"' not in text
     assert 'data-gallery="mistaken"' in text
@@ -245,9 +253,9 @@ def test_a_frozen_run_is_predicted_from_stored_features_and_explained_from_image
 ) -> None:
     weights = tmp_path / "w.safetensors"
     save_weights(build_backbone("small_cnn", channels=3, image_size=32), weights)
-    config = RunConfig(dataset=str(image_folder), targets=("b",), backbone="small_cnn", steps=5,
-                       image_size=32, weights=str(weights), freeze_backbone=True,
-                       context_images=2)  # fmt: skip
+    config = RunConfig(dataset=str(image_folder), targets=("b",), algorithm="solo",
+                       backbone="small_cnn", steps=5, image_size=32, weights=str(weights),
+                       freeze_backbone=True, context_images=2)  # fmt: skip
     machine = Machine(accelerator="cpu", cache_dir=tmp_path / "cache")
     folder = train_run(config, machine, tmp_path / "run")
     explained = []
@@ -307,7 +315,8 @@ def test_curves_come_from_the_metrics_of_training(run: Path) -> None:
 def test_a_plan_ends_with_its_page(tmp_path: Path, solodg, chromium) -> None:
     plan = {"title": "Two <methods>", "dataset": "toy", "targets": ["sky"], "seeds": [0],
             "run": {"backbone": "small_cnn", "steps": 2, "batch_size": 4},
-            "rows": [{"name": "ERM", "run": {"algorithm": "erm"}}, {"name": "solo"}]}  # fmt: skip
+            "rows": [{"name": "ERM", "run": {"algorithm": "erm"}},
+                     {"name": "solo", "run": {"algorithm": "solo"}}]}  # fmt: skip
     (tmp_path / "two.yaml").write_text(json.dumps(plan))
     code, out, err = solodg(
         "bench", tmp_path / "two.yaml", "--output", tmp_path / "out", "--accelerator", "cpu"

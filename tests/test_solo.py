@@ -12,7 +12,6 @@ from torch.distributions import Independent, Normal, kl_divergence
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plain import plain_posterior
-
 from solodg.algorithms.solo import Solo
 from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from solodg.adapters import Adapter
-from solodg.data.domains import LabelledImages
 from solodg.data.images import ImageArray
+from solodg.data.labelled_images import LabelledImages
 from solodg.errors import UserError
 from solodg.runs.stream import Stream, make_adapter, predict_stream
 from test_adapters import model

@@ -12,6 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
+from conftest import write_images
 from solodg.algorithms import ALGORITHMS
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
@@ -25,6 +26,7 @@ from solodg.types import Batch, Episode
 
 TRAIN = ["train", "toy", "--backbone", "small_cnn", "--seed", "3", "--accelerator", "cpu"]
 CPU = Machine(accelerator="cpu")
+DEFAULTS = {"dataset": "toy", "algorithm": "solo", "backbone": "small_cnn", "steps": 30}
 
 
 def started(*arguments: str | Path, **options) -> subprocess.Popen:
@@ -85,7 +87,7 @@ def test_devices_by_flags(tmp_path: Path) -> None:
 
 def small(**values) -> RunConfig:
     fast = {"batch_size": 8, "context_images": 2, "centre_images": 10}
-    return RunConfig(**({"dataset": "toy", "backbone": "small_cnn", "steps": 30} | fast | values))
+    return RunConfig(**(DEFAULTS | fast | values))
 
 
 def test_the_saved_model_is_the_selected_model(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_a_run_that_never_started_does_not_claim_its_folder(tmp_path: Path) -> N
 
 def toy_config(**values) -> RunConfig:
     small = {"batch_size": 8, "context_images": 2, "centre_images": 5, "decay": "constant"}
-    return RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", **small | values)
+    return RunConfig(targets=("sky",), **DEFAULTS | small | values)
 
 
 def test_the_kept_weights_are_the_moving_average(tmp_path: Path) -> None:
@@ -211,14 +213,26 @@ def test_leaving_one_out_chooses_the_step_and_never_reads_the_target(tmp_path: P
     config = toy_config(steps=12, validate_every=4, select="leave-one-out")
     folder = train_run(config, CPU, tmp_path / "run")
     curves = []
-    for held in ("ash", "clay", "moss"):
+    for held in ("0-ash", "1-clay", "2-moss"):
         lines = read_lines(folder / "leave-one-out" / held / "metrics.jsonl")
         curves.append({x["step"]: x["val_accuracy"] for x in lines if "val_accuracy" in x})
         assert not (folder / "leave-one-out" / held / "model.safetensors").exists()
     mean = {step: sum(c[step] for c in curves) / 3 for step in (4, 8, 12)}
     best = min(step for step, value in mean.items() if value == max(mean.values()))
     assert checkpoint.selection(folder)["step"] == best
-    assert not (folder / "leave-one-out" / "sky").exists()
+    assert len(list((folder / "leave-one-out").iterdir())) == 3
+
+
+def test_leaving_one_out_holds_out_each_of_two_domains_that_differ_in_a_sign(tmp_path) -> None:
+    cells = {(d, c): 6 for d in ("-15", "15", "3 0", "30", "t") for c in ("apple", "pear")}
+    config = toy_config(algorithm="erm", steps=2, validate_every=1, select="leave-one-out",
+                        context_images=1, image_size=16).model_copy(
+        update={"dataset": str(write_images(tmp_path / "own", cells)), "targets": ("t",)}
+    )  # fmt: skip
+    folder = train_run(config, CPU, tmp_path / "run")
+    folds = sorted((folder / "leave-one-out").iterdir())
+    assert [fold.name for fold in folds] == ["0-15", "1-15", "2-30", "3-30"]
+    assert all(read_lines(fold / "metrics.jsonl") for fold in folds)
 
 
 def test_leaving_one_out_needs_three_sources(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
+_MOST_REASONS = 5  # that one line shows
+
+
 class UserError(Exception):
     """An error whose message says what was given, what is allowed and what to try."""
 
@@ -34,8 +37,12 @@ def validation_error(what: str, error: "ValidationError", *, fields: bool = True
     details = error.errors()
     if not fields:
         return UserError(f"{what}: {details[0]['msg'].lower()}.")
-    places = (".".join(str(part) for part in detail["loc"]) for detail in details)
-    reasons = (f"{at}: {d['msg'].lower()}" for at, d in zip(places, details, strict=True))
+    reasons = [
+        ": ".join([".".join(str(part) for part in d["loc"]), d["msg"].lower()]).removeprefix(": ")
+        for d in details[:_MOST_REASONS]
+    ]
+    if len(details) > len(reasons):
+        reasons.append(f"and {len(details) - len(reasons)} more")
     return UserError(f"{what}: {'; '.join(reasons)}.")
 
 

@@ -1,8 +1,10 @@
-"""How many images go through a model at once at inference: one rule for every use.
+"""The largest image, and how many go through a model at once at inference: one rule for every use.
 
 Without torch, so that an exported model follows it too.
 """
 
+MAX_IMAGE_SIZE = 4096  # pixels a side; the activations of one such image take gigabytes
+MAX_READINGS = 16  # of image norm: how often a backbone reads each image
 _NUMBERS = 32 * 3 * 224 * 224  # measured: "Measured batch sizes" in docs/performance.md
 _FEWEST, _MOST = 8, 512
 

@@ -1,6 +1,8 @@
 """Random seeds: one derived seed per purpose, so that a run is a pure function of its seed."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,3 +22,14 @@ def numpy_generator(seed: int, *purpose: str | int) -> np.random.Generator:
 def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:
     """Returns a torch generator seeded for a purpose, on the CPU."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Restores torch's global generators at the end: those of the CPU and of all CUDA devices.
+
+    Weights of networks, and noise in training, are drawn from them. Their state is the caller's.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -1,4 +1,4 @@
-"""`SoloClassifier`: the paper's method as a scikit-learn classifier of feature vectors."""
+"""`SoloClassifier`: `solo_plus` and its like as a scikit-learn classifier of feature vectors."""
 
 from typing import Any
 
@@ -11,8 +11,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.data.domains import LabelledImages, SourceData
+from solodg.data.domains import SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import unaugmented
 from solodg.errors import UserError, unknown_name
@@ -20,7 +21,8 @@ from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
 from solodg.runs.feature_cache import StoredFeatures
 from solodg.runs.fit import Schedule, fit, start
-from solodg.seeding import derive
+from solodg.runs.predictions import NotFiniteError, check_finite
+from solodg.seeding import derive, unchanged_generators
 from solodg.types import Batch
 
 
@@ -34,8 +36,10 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    algorithm : "solo", or another entry of `solodg.algorithms.ALGORITHMS` that works on features.
-    arguments : arguments of the algorithm, e.g. {"posterior": "invariant"}.
+    algorithm : "solo_plus", the default also of `solodg train`; "solo", the paper's method; or
+        another entry of `solodg.algorithms.ALGORITHMS` that works on features. Of `solo_plus`, the
+        style code and FiLM apply to features; pose and statistics of an image do not.
+    arguments : arguments of the algorithm, e.g. {"code_dim": 8}.
     steps : number of updates.
     batch_size : query rows of an update.
     context : context rows of each class and domain in an update.
@@ -47,7 +51,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        algorithm: str = "solo",
+        algorithm: str = "solo_plus",
         arguments: dict[str, Any] | None = None,
         steps: int = 200,
         batch_size: int = 32,
@@ -77,7 +81,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError("SoloClassifier needs at least two classes; the data has one class.")
         source = self._source(np.asarray(X), labels.astype(np.int64), domains)
-        with torch.random.fork_rng(devices=[]):
+        with unchanged_generators():
             self.model_ = self._train(source)
         self.domains_ = list(source.domain_names)
         return self
@@ -92,6 +96,10 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             result: NDArray[np.float64] = torch.cat(
                 [self.model_.probabilities(part) for part in parts]
             ).numpy()
+        try:
+            check_finite(result)
+        except NotFiniteError as error:
+            raise ValueError(str(error)) from error
         return result
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:

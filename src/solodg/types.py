@@ -1,10 +1,14 @@
 """Data types that all packages share: batches, episodes, features, records."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+
+# A width or a number of samples among the arguments of a method. It is bounded, so that a mistyped
+# or damaged number is refused before memory for it is allocated.
+Size = Annotated[int, Field(ge=1, le=16_384)]
 
 
 class Batch(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from solodg.algorithms.erm import ERM
 from solodg.models.extractor import Extractor
-from solodg.types import Episode
+from solodg.types import Episode, Size
 
 
 class CSD(ERM):
@@ -30,7 +30,7 @@ class CSD(ERM):
         *,
         num_classes: int,
         num_domains: int,
-        components: int = 2,
+        components: Size = 2,
         specific_weight: float = 1.0,
         orthonormality_weight: float = 1.0,
     ) -> None:

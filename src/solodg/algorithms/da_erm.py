@@ -23,7 +23,7 @@ from solodg.algorithms.base import Algorithm
 from solodg.algorithms.centres import group_means, prototype_loss
 from solodg.inference import inference_batch_size
 from solodg.models.extractor import Extractor
-from solodg.types import Batch, Episode
+from solodg.types import Batch, Episode, Size
 
 
 class DAERM(Algorithm):
@@ -35,7 +35,7 @@ class DAERM(Algorithm):
     target_images: ClassVar[int] = 256
 
     def __init__(
-        self, backbone: Extractor, *, num_classes: int, code_dim: int = 64, hidden: int = 256
+        self, backbone: Extractor, *, num_classes: int, code_dim: Size = 64, hidden: Size = 256
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
         dim = backbone.embedding_dim

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.models.extractor import Extractor
-from solodg.types import Episode
+from solodg.types import Episode, Size
 
 _SIDE = 3  # tiles along a side
 _MAX_PERMUTATIONS = 71  # orders besides the right one: see `distant_orders`
@@ -33,7 +33,7 @@ class JiGen(ERM):
         backbone: Extractor,
         *,
         num_classes: int,
-        permutations: int = 30,
+        permutations: Size = 30,
         jigsaw_weight: float = 0.7,
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)

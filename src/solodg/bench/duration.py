@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.records import Results
 from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader
@@ -20,17 +20,13 @@ from solodg.data.transforms import unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress
-from solodg.runs.build import (
-    input_batches,
-    make_algorithm,
-    make_backbone,
-    make_sampler,
-    make_schedule,
-    open_source,
-)
+from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import launch
 from solodg.runs.fit import fit, start
+from solodg.runs.opened_data import input_batches, open_source
+from solodg.runs.stored_arguments import complete_config
+from solodg.seeding import unchanged_generators
 from solodg.types import Batch, Episode
 
 _STEPS = 3  # timed, after one to warm up
@@ -51,7 +47,8 @@ def estimate_training_seconds(
     if missing:
         with progress.bar("Measuring a few steps of each method", len(missing)) as advance:
             for kind, cell in missing.items():
-                with suppress(UserError):  # e.g. no data here: the plan is shown all the same
+                # No data here, for example: the plan is shown all the same.
+                with suppress(UserError), unchanged_generators():
                     seconds[kind] = _measured_seconds(cell.config, machine)
                 advance(1)
     return {
@@ -74,7 +71,7 @@ def _recorded_seconds(results: Results) -> dict[str, float]:
     for records in results.done.values():
         seconds = records[0].time.get("training_seconds")
         if seconds:
-            by_kind.setdefault(_kind(records[0].config), []).append(seconds)
+            by_kind.setdefault(_kind(complete_config(records[0].config)), []).append(seconds)
     return {kind: statistics.median(values) for kind, values in by_kind.items()}
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from PIL import Image
 
-from solodg.bench.plan import Cell, Plan
+from solodg.bench.cell import Cell
+from solodg.bench.plan import Plan
 from solodg.bench.records import Results
 from solodg.bench.table import Column, column_mean, plan_table, runs_by_row
 from solodg.figures.html import Picture, chart, write_page

@@ -1,84 +1,33 @@
 """A plan of experiments: rows of a table x target domains x seeds, read from one YAML file."""
 
-import hashlib
-import itertools
-import json
-from dataclasses import dataclass
+import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from solodg.adapters import ADAPTERS
+from solodg.bench.cell import Cell
+from solodg.bench.row import Row
+from solodg.bench.yaml_file import read_yaml
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import normalise_name
 from solodg.errors import UserError, unknown_name, validation_error
-from solodg.runs.config import OFF_VALUES, ResolvedConfig, RunConfig, portable
+from solodg.runs.config import RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.stream import Stream, adapter_arguments
 
-
-class Row(BaseModel):
-    """One method of the table: the settings in which it differs from the plan's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig
-    # Fields of RunConfig for one target alone, e.g. those chosen on its source domains.
-    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    adapter: str = "none"
-    stream: Stream | None = None  # of test images; None: all of them in large batches
-    sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each combination
-    curve: str = ""  # rows that share it are one curve over batch sizes; a sweep sets it
-    paper: dict[str, str] = Field(default_factory=dict)  # numbers of the paper, by column
-
-    @field_validator("paper", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {str(name): str(figure) for name, figure in value.items()}
-
-    def swept(self) -> list["Row"]:
-        """Returns a row for each combination of the values in `sweep`, or the row itself.
-
-        A sweep lists values of the stream, or of arguments of the adapter.
-        """
-        if not self.sweep:
-            return [self]
-        if not all(self.sweep.values()):
-            raise ValueError(
-                f"row {self.name!r}: a sweep over no value: give each list at least one"
-            )
-        if "arguments" in self.sweep:
-            raise ValueError(
-                f"row {self.name!r}: sweep an argument by its own name, e.g. steps: [1, 10]"
-            )
-        given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
-        rows = []
-        for values in itertools.product(*self.sweep.values()):
-            named = dict(zip(self.sweep, values, strict=True))
-            arguments = {k: v for k, v in named.items() if k not in Stream.model_fields}
-            stream = given | {k: v for k, v in named.items() if k in Stream.model_fields}
-            stream["arguments"] = given.get("arguments", {}) | arguments
-            within = [k for k in named if k in ("domains", "batch_size")]  # panels and points
-            curves = [_setting_text(k, v) for k, v in named.items() if k not in within]
-            curve = ", ".join([self.name, *curves])
-            name = ", ".join([curve, *(_setting_text(k, named[k]) for k in within)])
-            changes = {"name": name, "curve": self.curve or curve, "sweep": {}}
-            rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
-        return rows
-
-
-def _setting_text(name: str, value: Any) -> str:
-    """Formats a setting for the name of a row: "10 steps", "batch 16", "mixed"."""
-    if name == "steps":
-        return f"{value} step" + ("s" if value != 1 else "")
-    if name == "domains":
-        return str(value)
-    return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
+MAX_CELLS = 100_000  # of a plan
+_LONGEST_NAME = 200  # of a plan; file systems allow 255 bytes, and names of files have endings
 
 
 class Plan(BaseModel):
@@ -90,7 +39,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: str  # of its files in the output folder
     title: str
     dataset: str
     targets: Literal["each"] | list[list[str]] | None = None  # None: the dataset's default
@@ -98,6 +47,18 @@ class Plan(BaseModel):
     run: dict[str, Any] = Field(default_factory=dict)  # fields of RunConfig, for all rows
     rows: list[Row] = Field(min_length=1)
     notes: list[str] = Field(default_factory=list)  # under the table: settings, differences
+
+    @field_validator("name")
+    @classmethod
+    def _is_file_name(cls, value: str) -> str:
+        """Keeps the plan's files in the output folder."""
+        refused = re.search(r"^[.]|^$|[/\\]", value) or not value.isprintable()
+        if refused or len(value.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"{value[:80]!r} cannot name files: a name has 1 to {_LONGEST_NAME} bytes, no "
+                "slash and no control character, and does not begin with a dot"
+            )
+        return value
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -110,10 +71,25 @@ class Plan(BaseModel):
         sets = [entry if isinstance(entry, list) else [entry] for entry in value]
         return [[str(name) for name in entry] for entry in sets]
 
-    @field_validator("rows")
-    @classmethod
-    def _all_rows(cls, value: list[Row]) -> list[Row]:
-        return [row for given in value for row in given.swept()]
+    @model_validator(mode="after")
+    def _all_rows(self) -> "Plan":
+        """Puts the rows of every sweep in its place, once their cells are counted."""
+        counts = (math.prod(len(values) for values in row.sweep.values()) for row in self.rows)
+        cells = sum(counts) * self._count_target_sets() * len(self.seeds)
+        if cells > MAX_CELLS:
+            raise ValueError(
+                f"{cells:,} cells, at most {MAX_CELLS:,} are allowed: sweep fewer values, or "
+                "divide the plan"
+            )
+        rows = [row for given in self.rows for row in given.swept()]
+        object.__setattr__(self, "rows", rows)  # a plan is frozen for everyone else
+        return self
+
+    def _count_target_sets(self) -> int:
+        if isinstance(self.targets, list):
+            return len(self.targets)
+        named = self.targets == "each" and self.dataset in DATASETS
+        return len(DATASETS[self.dataset].domains) if named else 1
 
     @field_validator("seeds")
     @classmethod
@@ -136,7 +112,7 @@ class Plan(BaseModel):
         spelled = {normalise_name(name): name for name in spec.domains}
         return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
 
-    def cells(self) -> list["Cell"]:
+    def cells(self) -> list[Cell]:
         """Returns all cells, seed by seed, so that a plan stopped early has complete seeds."""
         return [
             self._cell(row, targets, seed)
@@ -145,7 +121,7 @@ class Plan(BaseModel):
             for row in self.rows
         ]
 
-    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> "Cell":
+    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> Cell:
         row_settings = row.run | self._settings_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
             if name in self.run or name in row_settings:
@@ -156,9 +132,11 @@ class Plan(BaseModel):
         values = (
             self.run | row_settings | {"dataset": self.dataset, "targets": targets, "seed": seed}
         )
-        arguments = (self.run.get("arguments") or {}) | (row_settings.get("arguments") or {})
+        given = [run.get("arguments") or {} for run in (self.run, row_settings)]
+        if all(isinstance(arguments, dict) for arguments in given):  # RunConfig refuses others
+            values["arguments"] = given[0] | given[1]
         try:
-            config = RunConfig(**values | {"arguments": arguments})
+            config = RunConfig(**values)
         except ValidationError as error:
             raise validation_error(f"row {row.name!r}", error) from error
         needed = ADAPTERS[row.adapter].trained_by
@@ -188,59 +166,12 @@ def _with_order(stream: Stream | None, seed: int) -> Stream | None:
     return stream.model_copy(update={"order_seed": seed})
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run, scored in one way: a row, a set of targets and a seed."""
-
-    row: str
-    adapter: str
-    config: ResolvedConfig
-    stream: Stream | None = None
-
-    @property
-    def run_key(self) -> str:
-        """Returns a key of the training, the same in every plan, so that it is done only once.
-
-        Fields that are None, or that turn something off, are left out of it: an option that is
-        added later, with None as its default, does not change the keys of earlier records.
-        """
-        given = {
-            k: v
-            for k, v in portable(self.config).items()
-            if v is not None and v != OFF_VALUES.get(k)
-        }
-        if (
-            self.config.dataset not in DATASETS
-        ):  # folders of the same name may be different datasets
-            given["dataset"] = str(Path(self.config.dataset).resolve())
-        text = json.dumps(given, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @property
-    def key(self) -> str:
-        """Returns the key of the training and of the way it is scored; records carry it."""
-        if self.adapter == "none" and self.stream is None:
-            return self.run_key
-        stream = self.stream or Stream()
-        given = {k: v for k, v in stream.model_dump().items() if v is not None}
-        text = json.dumps(given, sort_keys=True)
-        return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-    def __str__(self) -> str:
-        return f"{self.row}, target {' '.join(self.config.targets)}, seed {self.config.seed}"
-
-
 def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
     """Reads a plan from its file.
 
     `weights` is the path, on this machine, of the weights file that the plan names.
     """
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read the plan {path}: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a plan: expected a mapping with title, dataset, rows, ...")
     try:
@@ -248,12 +179,9 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
     except ValidationError as error:
         raise validation_error(str(path), error) from error
     _check_streams(plan, path)
-    names = [row.name for row in plan.rows]
-    if len(set(names)) != len(names):
-        raise UserError(
-            f"{path}: two rows have one name, {next(n for n in names if names.count(n) > 1)!r}. "
-            "Rename one of them."
-        )
+    name, count = Counter(row.name for row in plan.rows).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{path}: {count} rows have one name, {name!r}. Rename one of them.")
     return plan if weights is None else plan.model_copy(update=_with_weights(plan, weights))
 
 
@@ -285,7 +213,7 @@ def _with_weights(plan: Plan, weights: Path) -> dict[str, Any]:
 
     def moved(run: dict[str, Any]) -> dict[str, Any]:
         named = run.get("weights")
-        if named and Path(named).name != weights.name:
+        if named and Path(str(named)).name != weights.name:
             raise UserError(f"--weights {weights.name}: the plan asks for weights {named!r}.")
         if not named and not run.get("pretrained"):
             return run

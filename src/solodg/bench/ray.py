@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
-from solodg.data import DATASETS
 from solodg.errors import UserError
 from solodg.progress import Say
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import Machine
-from solodg.storage import try_lock
+from solodg.runs.folder import absolute_config, absolute_machine
+from solodg.storage import hold_lock
 from solodg.types import Record
 
 try:
@@ -56,8 +56,9 @@ def run_on_ray(
         raise UserError(f"cannot reach the Ray cluster: {error}") from error
     try:
         return _run(
-            [_with_absolute_paths(cell) for cell in cells],
-            _absolute_machine(machine),
+            # Workers run in another folder.
+            [replace(cell, config=absolute_config(cell.config)) for cell in cells],
+            absolute_machine(machine),
             output.resolve(),
             say,
         )
@@ -78,7 +79,7 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
         waiting: dict[Any, list[Cell]] = {}
         while runs or waiting:
             for key in list(runs):
-                if not locks.enter_context(try_lock(lock_path(output, runs[key][0]))):
+                if not hold_lock(lock_path(output, runs[key][0]), locks):
                     continue  # another runner has it: tried again in the next round
                 group = runs.pop(key)
                 left = pending(group, output)
@@ -128,23 +129,3 @@ def _work(group: list[Cell], machine: Machine, output: Path) -> list[list[Record
         except Exception as error:
             outcomes.append(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
     return outcomes
-
-
-def _with_absolute_paths(cell: Cell) -> Cell:
-    """Makes the paths of a cell absolute, since workers run in another folder."""
-    config = cell.config
-    values: dict[str, Any] = {}
-    if config.weights:
-        values["weights"] = str(Path(config.weights).resolve())
-    if config.dataset not in DATASETS:
-        values["dataset"] = str(Path(config.dataset).resolve())
-    return replace(cell, config=config.model_copy(update=values))
-
-
-def _absolute_machine(machine: Machine) -> Machine:
-    paths = {
-        name: path.resolve()
-        for name in ("data_dir", "cache_dir")
-        if (path := getattr(machine, name)) is not None
-    }
-    return machine.model_copy(update=paths)

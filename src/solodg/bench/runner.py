@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from solodg.bench.plan import Cell
+from solodg.bench.cell import Cell
 from solodg.bench.records import RECORDS, append_cell, append_failure, read_results
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
@@ -56,6 +56,7 @@ def run_cell(
             adapter=cell.adapter,
             stream=cell.stream,
             accelerator=machine.accelerator,
+            same_sources=True,  # the records of a plan are of one dataset
             progress=progress,
             say=say,
         )

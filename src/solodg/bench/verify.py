@@ -1,6 +1,7 @@
 """Repeats the run of a record in a temporary folder, so that both can be compared."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,53 @@ from solodg.errors import UserError, validation_error
 from solodg.progress import Progress
 from solodg.runs.config import OFF_VALUES, Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
+from solodg.runs.stored_arguments import complete_config
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
+from solodg.storage import parse_line, raw_lines, read_lines
 from solodg.types import Record
 
 
 def read_record(where: str) -> Record:
     """Reads one record: `FILE` is the first one, `FILE:LINE` that on a line, counted from 1."""
-    name, _, line = where.rpartition(":")
-    if not (name and line.isdigit()):
-        name, line = where, ""
-    path = Path(name)
+    path, line = _place(where)
     if not path.is_file():
         raise UserError(f"no file of records at {path}: give FILE or FILE:LINE.")
-    lines = path.read_text().splitlines()
+    lines = raw_lines(path)
     if line and not 1 <= int(line) <= len(lines):
         raise UserError(f"{path} has {len(lines)} lines, and no line {line}.")
     for text in [lines[int(line) - 1]] if line else lines:
-        try:
-            return Record.model_validate_json(text)
-        except ValidationError:
-            continue  # a failure, or a line cut off by a crash
+        with suppress(ValidationError):  # a failure, or a line cut off by a crash
+            return Record.model_validate(parse_line(text))
     place = f"line {line} of {path}" if line else str(path)
-    raise UserError(f"{place} holds no record that this version of solodg can read.")
+    raise UserError(f"{place} holds no undamaged record that this version of solodg can read.")
+
+
+def _place(where: str) -> tuple[Path, str]:
+    """Splits `FILE:LINE` or `FILE` into the file and the line, which may be empty."""
+    name, _, line = where.rpartition(":")
+    return (Path(name), line) if name and line.isdecimal() else (Path(where), "")
+
+
+def records_beside(where: str) -> list[Record]:
+    """Reads all records of the file that `where` names, as `read_record` reads one of them."""
+    records = []
+    for line in read_lines(_place(where)[0]):
+        try:
+            records.append(Record.model_validate(line))
+        except ValidationError:
+            continue  # a failure, or a line of another version
+    return records
 
 
 def recorded_config(record: Record) -> dict[str, Any]:
     """Returns the configuration of the record's run.
 
-    Settings that the run did not have are turned off, so that a newer recipe does not add them.
+    Settings that the run did not have are turned off, so that a newer recipe does not add them;
+    arguments that an old record does not name have the defaults of its time.
     """
-    return OFF_VALUES | {name: value for name, value in record.config.items() if value is not None}
+    given = {name: value for name, value in record.config.items() if value is not None}
+    return OFF_VALUES | complete_config(given)
 
 
 def repeat(
@@ -62,21 +79,23 @@ def repeat(
         values["weights"] = str(weights)
     if dataset is not None:
         values["dataset"] = dataset
-    elif values["dataset"] not in DATASETS:
+    elif values.get("dataset") not in DATASETS:
         raise UserError(
-            f"the record is of own images, {values['dataset']!r}: give their path with --dataset."
+            f"the record is of own images, {values.get('dataset')!r}: give their path with "
+            "--dataset."
         )
     try:
         config = RunConfig(**values)
+        stream = Stream(**record.stream) if "batch_size" in record.stream else None
     except ValidationError as error:
-        raise validation_error("the record's config does not fit this version", error) from error
+        raise validation_error("the record does not fit this version", error) from error
     with tempfile.TemporaryDirectory() as scratch:
         folder = train_run(config, machine, Path(scratch) / "run", progress=progress)
         records = evaluate_run(
             folder,
             machine,
             adapter=record.adapter,
-            stream=Stream(**record.stream) if "batch_size" in record.stream else None,
+            stream=stream,
             accelerator=machine.accelerator,
             progress=progress,
         )

@@ -1,6 +1,5 @@
 """The command line. Commands import slow modules only when they run, so that --help is quick."""
 
-import errno
 import sys
 
 import typer
@@ -17,6 +16,7 @@ from solodg.cli.report import report
 from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
+from solodg.cli.write_errors import write_error
 from solodg.errors import UserError
 from solodg.runs.allocator import keep_freed_memory
 
@@ -50,19 +50,16 @@ USER_MISTAKE = 2
 
 def main() -> None:
     """Runs a command. A user's mistake becomes one line and exit code 2, never a traceback."""
-    keep_freed_memory()
+    if sys.argv[1:2] != ["serve"]:  # a server gives memory back between requests
+        keep_freed_memory()
     try:
         app()
     except UserError as error:
         err.print(f"error: {error}", style="red")
         sys.exit(USER_MISTAKE)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        text = write_error(error, "".join(sys.argv[1:2]))
+        if text is None:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        err.print(
-            f"error: {error.strerror}{where}. What was saved before is intact: once there is "
-            "space or permission, the same command (train: with --resume) continues from it.",
-            style="red",
-        )
+        err.print(f"error: {text}", style="red")
         sys.exit(USER_MISTAKE)

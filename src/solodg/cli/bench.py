@@ -40,7 +40,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="FILE[:LINE]",
-            help="Only repeat the run of one record, and compare the numbers.",
+            help="Only repeat the run of one record, and say whether the numbers agree.",
         ),
     ] = None,
     weights: Annotated[
@@ -65,6 +65,11 @@ def bench(
     After an interruption the same command continues where it stopped. A cell is one method, target
     and seed. A finished cell is never run twice, and plans with the same --output share their runs.
     If a cell fails, the others still run, and the exit code is 1.
+
+    --verify gives one of three verdicts: equal to the last bit; the same data on another kind of
+    machine, differing by no more than seeds do, or by more; other data or code. The exit code is 0
+    for the first, and for the second where the file has two other seeds of the run and the
+    difference is inside their spread, else 1.
     """
     machine = validated(Machine, machine_options)
     if verify is not None:
@@ -124,7 +129,7 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     from solodg.storage import write_atomically, write_lines
 
     file = records or output / RECORDS
-    results = read_results(file)
+    results = read_results(file, err.print)
     grid = plan_table(plan, results)
     folder = output / "tables"
     by_stream = stream_table(plan, results)
@@ -156,7 +161,7 @@ def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
     from solodg.bench.runner import format_seconds
     from solodg.progress import BarProgress
 
-    results = read_results(output / RECORDS)
+    results = read_results(output / RECORDS, err.print)
     cells = plan.cells()
     seconds = estimate_training_seconds(cells, machine, results, BarProgress(err))
     table = Table(title=plan.title)
@@ -188,25 +193,26 @@ def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
 def _verify(where: str, machine: Machine, weights: Path | None, dataset: str | None) -> None:
     from rich.table import Table
 
-    from solodg.bench.verify import read_record, repeat
+    from solodg.bench.verdict import compare, environment_changes
+    from solodg.bench.verify import read_record, records_beside, repeat
     from solodg.progress import BarProgress
 
     record = read_record(where)
     repeated = repeat(record, machine, BarProgress(err), weights=weights, dataset=dataset)
+    verdict = compare(record, repeated, records_beside(where))
     table = Table(
         title=f"{record.algorithm} ({record.variant}), {record.domain}, seed {record.seed}"
     )
-    for name in ("", "recorded", "repeated"):
+    for name in ("", "recorded", "repeated", "difference", "spread of seeds"):
         table.add_column(name, justify="right" if name else "left")
     for name, value in record.metrics.items():
-        table.add_row(name, f"{value:.6g}", f"{repeated.metrics[name]:.6g}")
+        now, spread = repeated.metrics.get(name, float("nan")), verdict.spread.get(name)
+        shown = "-" if spread is None else f"{spread:.2g}"
+        table.add_row(name, f"{value:.6g}", f"{now:.6g}", f"{now - value:+.2g}", shown)
     out.print(table)
-    for name in ("versions", "machine", "data"):
-        before, now = getattr(record, name), getattr(repeated, name)
-        changed = [k for k in before if before[k] != now.get(k)]
-        for key in changed:
-            out.print(f"{name}: {key} was {before[key]}, is {now.get(key)}")
-    if record.metrics != repeated.metrics:
-        err.print("The numbers differ.", style="red")
+    for change in environment_changes(record, repeated):
+        out.print(change)
+    if not verdict.ok:
+        err.print(str(verdict), style="red")
         raise typer.Exit(SOME_FAILED)
-    out.print("The same numbers.")
+    out.print(str(verdict))

@@ -10,19 +10,34 @@ from rich.table import Table
 from rich.text import Text
 
 from solodg.cli.console import out
+from solodg.cli.data_table import print_data
 
 
 def datasets(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show what this dataset holds: a name, a folder domain/class/image, or a CSV "
+            "manifest. Nothing is trained."
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder to look in.  [dim]default: $SOLODG_DATA or data[/dim]"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the known datasets, where they were found, and how to get those that were not."""
+    """List the known datasets, where they were found, and how to get those that were not.
+
+    With DATA, count the images of one dataset by class and domain, and say what is left out of it
+    and why.
+    """
     from solodg.data import DATASETS, default_data_dir
 
     folder = data_dir or default_data_dir()
+    if data is not None:
+        _show_dataset(data, folder, as_json=json_)
+        return
     rows: list[dict[str, Any]] = [
         {
             "name": spec.name,
@@ -43,3 +58,16 @@ def datasets(
         table.add_row(Text(row["name"], style="bold"), ", ".join(row["domains"]), found)
     out.print(table)
     out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")
+
+
+def _show_dataset(name: str, folder: Path, *, as_json: bool) -> None:
+    from solodg.data import Loading, dataset_spec
+    from solodg.data.summary import summarise
+
+    spec = dataset_spec(name)
+    dataset = spec.load(Loading(folder, image_size=spec.image_size, channels=spec.channels))
+    summary = summarise(dataset)
+    if as_json:
+        sys.stdout.write(json.dumps(summary.as_json(), indent=2) + "\n")
+    else:
+        print_data(summary, out)

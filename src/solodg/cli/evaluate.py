@@ -9,6 +9,7 @@ import typer
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
 from solodg.cli.options import MovedData, MovedDataDir
+from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 
 
@@ -65,7 +66,7 @@ def evaluate(
     """
     from solodg.cli.train import assignments
     from solodg.progress import BarProgress
-    from solodg.runs.evaluate import evaluate_run
+    from solodg.runs.evaluate import append_records, evaluate_run
     from solodg.runs.folder import RESULTS, moved_machine
     from solodg.runs.stream import Stream
     from solodg.runs.tables import evaluation_table
@@ -88,12 +89,22 @@ def evaluate(
         stream=validated(Stream, given) if given or adapter != "none" else None,
         accelerator=validated(Machine, options).accelerator,
         skip_bad_images=bool(options["skip_bad_images"]),
+        write=False,
         progress=BarProgress(err),
         say=err.print,
     )
     if json_:
         for record in records:
             sys.stdout.write(record.model_dump_json() + "\n")
-        return
-    out.print(evaluation_table(records))
-    out.print(f"Protocol: {records[0].protocol}. Records: {run / RESULTS}")
+    else:
+        out.print(evaluation_table(records))
+    try:
+        append_records(run, records)
+    except OSError as error:
+        raise UserError(
+            f"the scores above are complete, but cannot be added to {run / RESULTS}: "
+            f"{error.strerror}. Copy the run to a folder that can be written, or keep the output "
+            "of --json."
+        ) from error
+    if not json_:
+        out.print(f"Protocol: {records[0].protocol}. Records: {run / RESULTS}")

@@ -36,6 +36,7 @@ def explain(
     from solodg.predict.torch import Predictor
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
+    from solodg.runs.predictions import NotFiniteError
     from solodg.storage import write_atomically
 
     predictor = Predictor.load(run)
@@ -55,7 +56,8 @@ def explain(
         try:
             found = explain_image(predictor, projection, path)
         except UserError as error:
-            failed.append(error)
+            named = isinstance(error, NotFiniteError)
+            failed.append(UserError(f"{path}: {error}") if named else error)
             continue
         name = _free_name(Path(path), used)
         figure = explain_figure(found, Path(path).name)

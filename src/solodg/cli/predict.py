@@ -44,7 +44,7 @@ def predict(
                 if isinstance(prediction, UserError):
                     failed.append(prediction)
                 elif json_:
-                    sys.stdout.write(json.dumps(prediction.to_json(path)) + "\n")
+                    sys.stdout.write(json.dumps(prediction.to_json(path), allow_nan=False) + "\n")
                 else:
                     numbers = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
                     table.add_row(path, prediction.label, *numbers)
@@ -85,6 +85,8 @@ def _predict_readable(
     predictor: "ImagePredictor", paths: list[str]
 ) -> list[tuple[str, "Prediction | UserError"]]:
     """Predicts one batch; if an image is bad, one by one, with its error in place of a result."""
+    from solodg.runs.predictions import NotFiniteError
+
     try:
         return list(zip(paths, predictor.predict(paths), strict=True))
     except UserError:
@@ -92,6 +94,8 @@ def _predict_readable(
         for path in paths:
             try:
                 results.append((path, predictor.predict(path)))
+            except NotFiniteError as error:
+                results.append((path, UserError(f"{path}: {error}")))
             except UserError as error:
                 results.append((path, error))
         return results

@@ -1,5 +1,6 @@
 """`solodg study`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -41,13 +42,13 @@ def study(
     from solodg.figures.plots import study_figure
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine, read_config
-    from solodg.storage import write_json
+    from solodg.storage import write_atomically
 
     by_part: dict[str, list[RunAccuracies]] = {}
     for run in runs:
         machine, progress = moved_machine(run, data_dir), BarProgress(err)
         found = study_run(run, machine, progress, seed=seed, images=images, say=err.print)
-        write_json(run / "study.json", found)
+        write_atomically(run / "study.json", json.dumps(found, indent=2, allow_nan=False).encode())
         for part, accuracies in found.items():
             by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))
     for part, results in by_part.items():

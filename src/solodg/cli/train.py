@@ -1,8 +1,8 @@
 """`solodg train`."""
 
-import json
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +10,11 @@ import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
+from solodg.cli.data_table import print_data
 from solodg.errors import UserError, unknown_name
-from solodg.runs.config import PRESETS, Machine, ResolvedConfig, RunConfig
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
+from solodg.runs.presets import PRESETS
+from solodg.storage import parse_json
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
 _LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --help shows them last
@@ -40,7 +43,8 @@ def train(
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
 
-    Neither training nor the choice of the model sees the target domain. Without --target it is
+    Neither training nor the choice of the model sees the target domain. A table of the images is
+    printed first ([bold]solodg datasets[/bold] has it as JSON). Without --target it is
     the default target of the dataset, if it has one. Score the model on it with
     [bold]solodg evaluate RUN[/bold].
     """
@@ -51,7 +55,15 @@ def train(
     config = resolve(_config(options, preset))
     machine = validated(Machine, options)
     folder = output or _default_folder(config)
-    train_run(config, machine, folder, resume=resume, progress=BarProgress(err), say=err.print)
+    train_run(
+        config,
+        machine,
+        folder,
+        resume=resume,
+        progress=BarProgress(err),
+        say=err.print,
+        show=partial(print_data, console=err),
+    )
     if _is_first_process():
         _show_selection(folder)
 
@@ -60,22 +72,12 @@ def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
     """Builds the configuration; given options override those of the preset."""
     if preset is not None and preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
-    variant = options["variant"]
-    algorithm = options["algorithm"] or _default_algorithm(preset, variant)
     values = dict(PRESETS[preset]) if preset else {}
-    if algorithm != "solo":
-        values.pop("variant", None)  # a preset's variant is one of solo; its other settings fit all
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("algorithm", values.get("algorithm")) != values.get("algorithm"):
+        values.pop("variant", None)  # it is one of the preset's algorithm; its settings fit all
     arguments = assignments(options["arguments"] or [])
-    return validated(RunConfig, values | {"algorithm": algorithm, "arguments": arguments})
-
-
-def _default_algorithm(preset: str | None, variant: str | None) -> str:
-    """Returns solo_plus, or solo where one of its presets or variants is given."""
-    from solodg.algorithms import ALGORITHMS
-
-    fits_plus = preset is None and (variant is None or variant in ALGORITHMS["solo_plus"].variants)
-    return "solo_plus" if fits_plus else "solo"
+    return validated(RunConfig, values | given | {"arguments": arguments})
 
 
 def assignments(pairs: Iterable[str]) -> dict[str, Any]:
@@ -86,8 +88,8 @@ def assignments(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign:
             raise UserError(f"--set {pair!r}: expected NAME=VALUE, e.g. kl_weight=0.")
         try:
-            values[name.replace("-", "_")] = json.loads(text)
-        except ValueError:
+            values[name.replace("-", "_")] = parse_json(text, f"--set {name}")
+        except UserError:  # a text
             values[name.replace("-", "_")] = text
     return values
 

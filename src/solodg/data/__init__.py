@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from solodg.data.domains import DomainDataset, LabelledImages, SourceData
-from solodg.data.folder import load_folder, load_manifest, published
+from solodg.data.domains import DomainDataset, SourceData
+from solodg.data.folder import load_folder, published
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.loading import DatasetSpec, Loading, default_data_dir
+from solodg.data.manifest import ENDINGS, load_manifest
 from solodg.data.office_home import OFFICE_HOME
 from solodg.data.pacs import PACS
 from solodg.data.rotated import ROTATED_FASHION_MNIST, ROTATED_MNIST
@@ -54,7 +56,7 @@ def dataset_spec(name: str) -> DatasetSpec:
     path = Path(name)
     if path.is_dir():
         return _own_images(path, lambda loading: load_folder(path, loading))
-    if path.is_file() and path.suffix.lower() == ".csv":
+    if path.is_file() and path.suffix.lower() in ENDINGS:
         return _own_images(path, lambda loading: load_manifest(path, loading))
     hint = "Or give the path of a folder domain/class/image, or of a CSV manifest."
     if path.exists():

@@ -5,74 +5,29 @@ neither their images nor their labels, nor a reference to anything that does. On
 `DomainDataset.targets` returns images of target domains.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from solodg.data.images import Images, Indices, digest
+from solodg.data.images import Images, digest
+from solodg.data.labelled_images import LabelledImages
+from solodg.data.listing import EMPTY_DOMAIN, LeftOut
+from solodg.data.splits import (
+    TEST,
+    TRAIN,
+    UNASSIGNED,
+    VAL,
+    Bools,
+    Ints,
+    assign_parts,
+    groups_in_two_parts,
+)
 from solodg.errors import UserError, unknown_name
 from solodg.seeding import numpy_generator
-from solodg.types import Batch
 
-Ints = NDArray[np.int64]
 Kind = Literal["photo", "digit"]  # decides the augmentation
-
-UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
-SPLIT_NAMES = {"": UNASSIGNED, "train": TRAIN, "val": VAL, "test": TEST}
-
-
-@dataclass(frozen=True)
-class LabelledImages:
-    """Images with their classes and domains; `domains` are positions in `domain_names`."""
-
-    images: Images
-    labels: Ints
-    domains: Ints
-    domain_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def domain_name(self) -> str:
-        """Returns the name of the domain of images that are all of one domain."""
-        return self.domain_names[int(self.domains[0])]
-
-    def subset(self, indices: Indices) -> "LabelledImages":
-        """Returns the chosen images with their labels; the others cannot be reached from it."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        return replace(
-            self,
-            images=self.images.subset(chosen),
-            labels=self.labels[chosen],
-            domains=self.domains[chosen],
-        )
-
-    def batch(self, indices: Indices) -> Batch:
-        """Reads the chosen images as one batch."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        return Batch(
-            self.images.take(chosen),
-            torch.from_numpy(self.labels[chosen]),
-            torch.from_numpy(self.domains[chosen]),
-        )
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Yields all images once, in order."""
-        for start in range(0, len(self), batch_size):
-            yield self.batch(np.arange(start, min(start + batch_size, len(self))))
-
-    def balanced(self, per_cell: int, seed: int) -> "LabelledImages":
-        """Draws at most `per_cell` images of every class in every domain, by `seed`."""
-        generator = numpy_generator(seed, "balanced")
-        order = generator.permutation(len(self))
-        cells = self.domains[order] * (int(self.labels.max(initial=0)) + 1) + self.labels[order]
-        chosen = [order[cells == cell][:per_cell] for cell in np.unique(cells)]
-        return self.subset(np.sort(np.concatenate(chosen)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +39,7 @@ class SourceData:
     test: LabelledImages  # neither trained on nor used to select a model; may be empty
     classes: tuple[str, ...]
     kind: Kind
+    shared_groups: int = 0  # groups that the images to score share with `train` or `val`
 
     @property
     def domain_names(self) -> tuple[str, ...]:
@@ -114,7 +70,7 @@ class SourceData:
             )
 
     def holding_out(self, domain: int) -> "SourceData":
-        """Returns the data without one domain, but with its validation images for validation."""
+        """Returns the data without one domain, which then serves for validation."""
 
         def without(part: LabelledImages) -> LabelledImages:
             kept = part.subset(np.flatnonzero(part.domains != domain))
@@ -122,8 +78,29 @@ class SourceData:
             numbers = kept.domains - (kept.domains > domain)
             return replace(kept, domains=numbers, domain_names=names)
 
-        held = self.val.subset(np.flatnonzero(self.val.domains == domain))
+        held = self.held_out(domain)
         return replace(self, train=without(self.train), val=held, test=without(self.test))
+
+    def held_out(self, domain: int) -> LabelledImages:
+        """Returns the images that validate a model trained without one domain.
+
+        These are its validation images. A split by groups may give a domain none: then they are
+        its training images, which such a model does not train on, but without the groups that
+        other domains train on. Raises `UserError` if no image is left.
+        """
+        val = np.flatnonzero(self.val.domains == domain)
+        if len(val):
+            return self.val.subset(val)
+        own = self.train.domains == domain
+        if self.train.groups is not None:
+            own &= ~np.isin(self.train.groups, self.train.groups[~own])
+        if not own.any():
+            raise UserError(
+                f"source domain {self.domain_names[domain]!r} cannot be held out: it has no "
+                "validation image, and other domains train on all its groups. Mark some groups "
+                "with split val, or select by source validation (without --select)."
+            )
+        return self.train.subset(np.flatnonzero(own))
 
     def fingerprint(self) -> str:
         """Returns a hash that changes when an image changes or moves to another part."""
@@ -154,6 +131,8 @@ class DomainDataset:
     kind: Kind = "photo"
     groups: Ints | None = None  # (N,) images of one group are always in the same part
     facts: dict[str, Any] = field(default_factory=dict)  # provenance, for records
+    left_out: tuple[LeftOut, ...] = ()  # of the folder
+    notes: tuple[str, ...] = ()  # remarks for the user on how the data was read
 
     def domain_index(self, name: str) -> int:
         """Returns the number of a domain by its name.
@@ -165,7 +144,9 @@ class DomainDataset:
         wanted = normalise_name(name)
         alike = [i for i, n in enumerate(self.domain_names) if normalise_name(n) == wanted]
         if len(alike) != 1:
-            raise unknown_name(f"domain of {self.name}", name, self.domain_names)
+            empty = [str(entry) for entry in self.left_out if entry.reason == EMPTY_DOMAIN]
+            hint = f"Left out: {empty[0]}." if empty else ""
+            raise unknown_name(f"domain of {self.name}", name, self.domain_names, hint)
         return alike[0]
 
     def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:
@@ -177,48 +158,73 @@ class DomainDataset:
         return tuple(dict.fromkeys(self.domain_names[self.domain_index(t)] for t in targets))
 
     def leave_out(
-        self, targets: Sequence[str], *, seed: int = 0, val_fraction: float = 0.2
+        self,
+        targets: Sequence[str],
+        *,
+        exclude: Sequence[str] = (),
+        part: int = TEST,
+        seed: int = 0,
+        val_fraction: float = 0.2,
+        allow_shared_groups: bool = False,
     ) -> SourceData:
         """Returns the other domains, split into training, validation and test images.
 
         Images without a given part go to training or validation, by `seed` and `val_fraction`.
+        Raises `UserError` if a group with images to score, the `part` of the targets, is also
+        among the training or validation images, unless `allow_shared_groups`. Of the domains to
+        `exclude` nothing is scored, so their groups are not compared.
         """
-        left_out = {self.domain_index(name) for name in self.canonical(targets)}
+        scored = [self.domain_index(name) for name in self.canonical(targets)]
+        left_out = {*scored, *(self.domain_index(name) for name in exclude)}
         kept = [i for i in range(len(self.domain_names)) if i not in left_out]
         if not kept:
             raise UserError(f"all domains of {self.name} are targets: nothing is left to train on.")
-        split = self._assigned(kept, seed, val_fraction)
-        parts = {
-            part: self._part((split == part) & np.isin(self.domains, kept), kept)
-            for part in (TRAIN, VAL, TEST)
-        }
-        self._check_groups(split)
-        source = SourceData(parts[TRAIN], parts[VAL], parts[TEST], self.classes, self.kind)
+        split, in_source = self._assigned(kept, seed, val_fraction), np.isin(self.domains, kept)
+        self._check_groups(split, in_source)
+        masks = [self._scored(i, part, seed, val_fraction) for i in scored]
+        used = in_source & np.isin(split, (TRAIN, VAL))
+        if part == VAL:  # given validation images of all domains are on one side of the split
+            used &= self.split != VAL
+        shared = self._shared_groups(used, np.logical_or.reduce(masks), allow_shared_groups)
+        train, val, test = (
+            self._part(in_source & (split == code), kept) for code in (TRAIN, VAL, TEST)
+        )
+        source = SourceData(train, val, test, self.classes, self.kind, shared)
         source.check()
         return source
 
-    def targets(self, names: Sequence[str], part: int = TEST) -> dict[str, LabelledImages]:
+    def targets(
+        self,
+        names: Sequence[str],
+        part: int = TEST,
+        *,
+        seed: int = 0,
+        val_fraction: float = 0.2,
+    ) -> dict[str, LabelledImages]:
         """Returns the images to score of each target domain: its test images, or all of them.
 
         With `part=VAL` these are its validation images. Plans that choose settings score them,
-        with a source domain in place of the target, so that no test image is used.
+        with a source domain in place of the target, so that no test image is used. Where none are
+        given, they are drawn by `seed` and `val_fraction` as for a source domain.
         """
-        result = {}
-        for name in self.canonical(names):
-            index = self.domain_index(name)
-            mask = self.domains == index
-            if (self.split[mask] == part).any():
-                mask &= self.split == part
-            result[name] = self._part(mask, [index])
-        return result
+        return {
+            name: self._part(self._scored(index, part, seed, val_fraction), [index])
+            for name in self.canonical(names)
+            for index in (self.domain_index(name),)
+        }
 
     def fingerprint(self) -> str:
-        """Returns a hash that changes when an image, a label, a name or the given split does."""
+        """Returns a hash that changes when an image, a label, a name or the given split does.
+
+        Groups count where they decide the split: where some image has no given part.
+        """
         names = "\n".join((*self.images.keys(), "", *self.classes, "", *self.domain_names))
-        arrays = (self.labels, self.domains, self.split)
+        arrays = [self.labels, self.domains, self.split]
+        if self.groups is not None and (self.split == UNASSIGNED).any():
+            arrays.append(self.groups)
         return digest(names.encode() + b"".join(a.tobytes() for a in arrays))
 
-    def _part(self, mask: NDArray[np.bool_], kept: list[int]) -> LabelledImages:
+    def _part(self, mask: Bools, kept: list[int]) -> LabelledImages:
         indices = np.flatnonzero(mask)
         renumber = np.full(len(self.domain_names), -1, dtype=np.int64)
         renumber[kept] = np.arange(len(kept))
@@ -227,73 +233,62 @@ class DomainDataset:
             self.labels[indices],
             renumber[self.domains[indices]],
             tuple(self.domain_names[i] for i in kept),
+            None if self.groups is None else self.groups[indices],
         )
 
     def _assigned(self, kept: list[int], seed: int, val_fraction: float) -> Ints:
         """Returns `split` with the unassigned images of the kept domains divided by `seed`."""
-        split = self.split.copy()
-        unassigned = np.flatnonzero((split == UNASSIGNED) & np.isin(self.domains, kept))
-        if len(unassigned) == 0:
-            return split
+        cells = self.domains * len(self.classes) + self.labels
         generator = numpy_generator(seed, "split", self.name)
-        if self.groups is not None:
-            given = {
-                int(group): int(part)
-                for group, part in zip(self.groups, self.split, strict=True)
-                if part != UNASSIGNED
-            }
-            for row in unassigned:  # an unassigned image joins the part of its group
-                split[row] = given.get(int(self.groups[row]), UNASSIGNED)
-            unassigned = unassigned[split[unassigned] == UNASSIGNED]
-            if len(unassigned) == 0:
-                return split
-            in_val = _group_holdout(self.groups[unassigned], val_fraction, generator)
-        else:
-            cells = self.domains[unassigned] * len(self.classes) + self.labels[unassigned]
-            in_val = _stratified_holdout(cells, val_fraction, generator)
-        split[unassigned] = np.where(in_val, VAL, TRAIN)
-        return split
+        here = np.isin(self.domains, kept)
+        return assign_parts(self.split, here, cells, self.groups, val_fraction, generator)
 
-    def _check_groups(self, split: Ints) -> None:
-        """Raises `UserError` if images of one group are in two parts."""
+    def _scored(self, domain: int, part: int, seed: int, val_fraction: float) -> Bools:
+        """Returns which images of a domain are scored, (N,)."""
+        own: Bools = self.domains == domain
+        found: Bools = own & (self.split == part)
+        if part == VAL and not found.any():
+            found = own & (self._assigned([domain], seed, val_fraction) == VAL)
+            if not found.any():
+                raise UserError(
+                    f"domain {self.domain_names[domain]!r} of {self.name} has no validation image "
+                    "to score. Mark some of its images with split val, or leave some without a "
+                    "split."
+                )
+        return found if found.any() else own
+
+    def _check_groups(self, split: Ints, in_source: Bools) -> None:
+        """Raises `UserError` if source images of one group are in two parts."""
         if self.groups is None:
             return
-        pairs = np.unique(np.stack([self.groups, split])[:, split != UNASSIGNED], axis=1)
-        groups, counts = np.unique(pairs[0], return_counts=True)
-        if (counts > 1).any():
-            member = int(np.flatnonzero(self.groups == groups[counts > 1][0])[0])
+        torn = groups_in_two_parts(self.groups[in_source], split[in_source])
+        if len(torn):
             raise UserError(
-                f"{int((counts > 1).sum())} group(s) of {self.name} are in more than one split, "
-                f"e.g. that of {self.images.keys()[member].rsplit(':', 1)[0]}. Give all images "
-                "of a group the same split."
+                f"{len(torn)} group(s) of {self.name} are in more than one split, e.g. that of "
+                f"{self._example(in_source, torn[0])}. Give all images of a group the same split."
             )
+
+    def _shared_groups(self, used: Bools, scored: Bools, allowed: bool) -> int:
+        """Returns how many groups have both used and scored images: an error unless allowed."""
+        if self.groups is None:
+            return 0
+        shared = np.intersect1d(self.groups[used], self.groups[scored])
+        if len(shared) and not allowed:
+            raise UserError(
+                f"{len(shared)} group(s) of {self.name} have images both in the source domains and "
+                f"among the target images to score, e.g. {self._example(used, shared[0])} and "
+                f"{self._example(scored, shared[0])}: the score would not be one of unseen groups. "
+                "Keep each group on one side (remove its images on the other, or mark its source "
+                "images with split test), or add --allow-shared-groups: every record then says so."
+            )
+        return len(shared)
+
+    def _example(self, among: Bools, group: int) -> str:
+        """Returns the path of the first image of a group; the hash of one that has no file."""
+        first = np.flatnonzero(among & (self.groups == group))[:1]
+        return self.images.subset(first).keys()[0].rsplit(":", 1)[0]
 
 
 def normalise_name(name: str) -> str:
     """Returns the lower-case letters and digits of a name: `Real World` becomes `realworld`."""
     return "".join(c for c in name.lower() if c.isalnum())
-
-
-def _stratified_holdout(
-    cells: Ints, fraction: float, generator: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Holds out the same share of every cell; a cell of one image stays in training."""
-    held = np.zeros(len(cells), dtype=bool)
-    for cell in np.unique(cells):
-        members = generator.permutation(np.flatnonzero(cells == cell))
-        count = min(max(1, round(fraction * len(members))), len(members) - 1)
-        held[members[:count]] = True
-    return held
-
-
-def _group_holdout(
-    groups: Ints, fraction: float, generator: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Holds out whole groups in random order up to the share; at least one group is trained on."""
-    names, counts = np.unique(groups, return_counts=True)
-    if len(names) < 2:
-        raise UserError("a grouped split needs at least two groups in the source domains.")
-    order = generator.permutation(len(names))
-    before = np.concatenate([[0], np.cumsum(counts[order])[:-1]])
-    chosen = order[before < fraction * len(groups)][: len(names) - 1]
-    return np.isin(groups, names[chosen])

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solodg.data.domains import Ints, LabelledImages
+from solodg.data.labelled_images import LabelledImages
+from solodg.data.splits import Ints
 from solodg.errors import UserError
 from solodg.seeding import numpy_generator
 from solodg.types import Episode

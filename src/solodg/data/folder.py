@@ -1,23 +1,18 @@
-"""The user's own images: folders `domain/class/*.jpg`, or a CSV manifest with path, label, domain.
+"""Image files in folders `domain/class/image`: the user's own, or a published dataset."""
 
-The folder reader also reads every published dataset that comes in this layout.
-"""
-
-import csv
-import io
-from collections.abc import Sequence
-from dataclasses import replace
+import unicodedata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from solodg.data.decode import EXTENSIONS
-from solodg.data.domains import SPLIT_NAMES, UNASSIGNED, DomainDataset, Ints, normalise_name
+from solodg.data.domains import DomainDataset, normalise_name
 from solodg.data.images import ImageFiles
+from solodg.data.listing import LeftOut, ListedImage, Listing
 from solodg.data.loading import DatasetSpec, Loading
-from solodg.errors import UserError, unknown_name
-
-_COLUMNS = ("path", "label", "domain", "group", "split")
+from solodg.data.splits import UNASSIGNED, Ints
+from solodg.errors import UserError
 
 
 def load_folder(
@@ -25,97 +20,41 @@ def load_folder(
 ) -> DomainDataset:
     """Reads a folder `domain/class/image`. The classes are those of all domains, sorted.
 
-    `domains` are the names of a published dataset; other folders are then ignored.
+    `domains` are the names of a published dataset; other folders are then left out, and an empty
+    domain is an error.
     """
-    found = sorted(d.name for d in root.iterdir() if d.is_dir() and not d.name.startswith("."))
+    listing = Listing(root)
+    found = listing.domains()
     if domains is not None:
-        found = _published_domains(root, found, domains)
-    spelling = {
-        normalise_name(d): d for d in domains or ()
-    }  # names as published, whatever the folders' spelling
-    rows: list[tuple[str, str, str]] = []  # path, class, domain
-    for domain in found:
-        images = [
-            path
-            for path in sorted((root / domain).rglob("*"))
-            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
-        ]
-        for path in images:
-            parts = path.relative_to(root / domain).parts
-            if len(parts) < 2:
-                raise UserError(
-                    f"{path} lies directly in the domain folder: expected domain/class/image."
-                )
-            rows.append(
-                (
-                    str(path.relative_to(root)),
-                    parts[0],
-                    spelling.get(normalise_name(domain), domain),
-                )
-            )
-        if not images:
-            raise UserError(
-                f"no images in {root / domain}: expected {domain}/<class>/<image> with endings "
-                f"{' '.join(sorted(EXTENSIONS))}."
-            )
-    if not rows:
-        raise UserError(f"no images below {root}: expected domain/class/image folders.")
-    order = list(domains) if domains is not None else None
-    return _from_rows(name or root.name, root, rows, loading, domain_order=order)
+        folders = _published_domains(root, found, domains)
+        listing.skip_domains(folder for folder in found if folder not in folders.values())
+    else:
+        folders = {folder: folder for folder in found}
+    images: list[ListedImage] = []
+    for domain, folder in folders.items():
+        listed = listing.images(folder)
+        if not listed and domains is not None:
+            raise _no_images(root / folder, "class/image", listing.left_out)
+        # Published names take the place of the folders' spelling.
+        images += [image._replace(domain=domain) for image in listed]
+    if not images:
+        raise _no_images(root, "domain/class/image", listing.left_out)
+    return dataset_of_files(
+        name or root.name,
+        root,
+        images,
+        loading,
+        domain_order=domains,
+        left_out=listing.left_out,
+    )
 
 
-def load_manifest(path: Path, loading: Loading) -> DomainDataset:
-    """Reads a CSV with columns path, label, domain, and optionally group and split.
-
-    Paths are relative to the file. A split is train, val, test or empty.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
-    with io.StringIO(text, newline="") as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or []
-        for column in ("path", "label", "domain"):
-            if column not in header:
-                raise UserError(
-                    f"{path} has no column {column!r}; it has {', '.join(header) or 'none'}. "
-                    f"Needed: path, label, domain; optional: group, split."
-                )
-        for column in header:
-            if column not in _COLUMNS:
-                raise unknown_name(f"column of {path}", column, _COLUMNS)
-        table = list(reader)
-    if not table:
-        raise UserError(f"{path} lists no images.")
-    rows, splits, groups = [], [], []
-    seen: dict[str, int] = {}  # path -> line
-    for line, row in enumerate(table, start=2):
-        values = {column: (row.get(column) or "").strip() for column in _COLUMNS}
-        for column in ("path", "label", "domain"):
-            if not values[column]:
-                raise UserError(f"{path}, line {line}: {column} is empty.")
-        if values["split"].lower() not in SPLIT_NAMES:
-            raise UserError(
-                f"{path}, line {line}: split {values['split']!r} is not train, val, test or empty."
-            )
-        if values["path"] in seen:
-            raise UserError(
-                f"{path}, line {line}: {values['path']} is in line {seen[values['path']]} too."
-            )
-        seen[values["path"]] = line
-        rows.append((values["path"], values["label"], values["domain"]))
-        splits.append(SPLIT_NAMES[values["split"].lower()])
-        groups.append(values["group"])
-    dataset = _from_rows(path.stem, path.parent, rows, loading, splits=splits)
-    if any(groups):
-        # An image without a group is a group of its own.
-        keys = [group or f"\0{i}" for i, group in enumerate(groups)]
-        _, numbers = np.unique(keys, return_inverse=True)
-        dataset = replace(dataset, groups=numbers.astype(np.int64))
-        if dataset.protocol != "given-split":
-            dataset = replace(dataset, protocol="grouped-split")
-    return dataset
+def _no_images(root: Path, layout: str, left_out: Iterable[LeftOut]) -> UserError:
+    found = "; ".join(str(entry) for entry in left_out)
+    return UserError(
+        f"no images below {root}: expected {layout} with endings {' '.join(sorted(EXTENSIONS))}."
+        + (f" Left out: {found}." if found else "")
+    )
 
 
 def published(
@@ -161,29 +100,43 @@ def _find_folder(data_dir: Path, folders: Sequence[str], domains: Sequence[str])
     return None
 
 
-def _published_domains(root: Path, found: list[str], domains: Sequence[str]) -> list[str]:
-    by_spelling = {normalise_name(d): d for d in found}
-    missing = [d for d in domains if normalise_name(d) not in by_spelling]
-    if missing:
-        raise UserError(f"{root} lacks the domain folder(s) {', '.join(missing)}.")
-    return [by_spelling[normalise_name(d)] for d in domains]
+def _published_domains(root: Path, found: list[str], domains: Sequence[str]) -> dict[str, str]:
+    """Returns the folder of each published domain, whatever its spelling."""
+    folders = {}
+    for domain in domains:
+        alike = [folder for folder in found if normalise_name(folder) == normalise_name(domain)]
+        if not alike:
+            raise UserError(f"{root} lacks the folder of domain {domain!r}.")
+        if len(alike) > 1:
+            raise UserError(
+                f"{root} has several folders for domain {domain!r}: {', '.join(alike)}. Keep one."
+            )
+        folders[domain] = alike[0]
+    return folders
 
 
-def _from_rows(
+def dataset_of_files(
     name: str,
     root: Path,
-    rows: list[tuple[str, str, str]],
+    images: Sequence[ListedImage],
     loading: Loading,
     *,
-    splits: list[int] | None = None,
-    domain_order: list[str] | None = None,
+    splits: Sequence[int] | None = None,
+    domain_order: Sequence[str] | None = None,
+    left_out: tuple[LeftOut, ...] = (),
 ) -> DomainDataset:
-    paths, labels, domains = zip(*rows, strict=True)
+    """Builds the dataset of image files below `root`.
+
+    Raises `UserError` if two classes or two domains differ in case or Unicode form alone.
+    """
+    paths, labels, domains = zip(*images, strict=True)
     classes = sorted(set(labels))
-    domain_names = domain_order or sorted(set(domains))
+    domain_names = list(domain_order or sorted(set(domains)))
+    check_spelling("classes", classes)
+    check_spelling("domains", domain_names)
     class_index = {c: i for i, c in enumerate(classes)}
     domain_index = {d: i for i, d in enumerate(domain_names)}
-    split = np.array(splits or [UNASSIGNED] * len(rows), dtype=np.int64)
+    split = np.array(splits or [UNASSIGNED] * len(images), dtype=np.int64)
     return DomainDataset(
         name=name,
         images=ImageFiles(
@@ -200,7 +153,22 @@ def _from_rows(
         domain_names=tuple(domain_names),
         split=split,
         protocol=_protocol(split),
+        left_out=left_out,
     )
+
+
+def check_spelling(kind: str, names: Iterable[str]) -> None:
+    """Raises `UserError` if two names are equal but for case or Unicode form."""
+    seen: dict[str, str] = {}
+    for name in names:
+        # Case folding can undo the composition of letters and accents, so it goes in between.
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        other = seen.setdefault(folded, name)
+        if other != name:
+            raise UserError(
+                f"the {kind} {other!r} and {name!r} ({other!a}, {name!a}) differ in case "
+                "or Unicode form alone. Give them one spelling, or names that differ."
+            )
 
 
 def _protocol(split: Ints) -> str:

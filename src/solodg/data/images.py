@@ -99,6 +99,7 @@ class ImageFiles:
         self.channels, self.size, self.budget, self.window = channels, size, budget, window
         self.guessed: set[int] = set()
         self._kept: dict[int, Tensor] = {}
+        self._keys: list[str] | None = None  # once they are asked for: it reads all files
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -131,8 +132,11 @@ class ImageFiles:
 
     def keys(self) -> list[str]:
         """Returns for each file its path and a hash of its content."""
-        contents = _decoders().map(self._content, self.paths)
-        return [f"{path}:{content}" for path, content in zip(self.paths, contents, strict=True)]
+        if self._keys is None:
+            contents = _decoders().map(self._content, self.paths)
+            pairs = zip(self.paths, contents, strict=True)
+            self._keys = [f"{path}:{content}" for path, content in pairs]
+        return list(self._keys)
 
     def _content(self, path: str) -> str:
         try:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from solodg.data.domains import TRAIN, VAL, DomainDataset
+from solodg.data.domains import DomainDataset
 from solodg.data.folder import load_folder, published, require_folder
 from solodg.data.images import ImageFiles
 from solodg.data.loading import Loading
+from solodg.data.splits import TRAIN, VAL
 from solodg.errors import UserError
+from solodg.storage import read_text
 
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _FOLDERS = ("PACS", "pacs", "PACS/kfold", "pacs/kfold")
@@ -56,7 +58,7 @@ def _read_split(
             path = lists / f"{domain}_{part}_kfold.txt"
             if not path.is_file():
                 raise UserError(f"{path} is missing beside the other lists.")
-            for line in path.read_text().splitlines():
+            for line in read_text(path).splitlines():
                 if not line.strip():
                     continue
                 name, _, label = line.strip().rpartition(" ")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solodg.data.domains import Ints, SourceData
+from solodg.data.domains import SourceData
+from solodg.data.splits import Ints
 from solodg.errors import UserError
 from solodg.seeding import derive, numpy_generator
 

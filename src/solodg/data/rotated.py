@@ -14,15 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from solodg.data.domains import TEST, TRAIN, VAL, DomainDataset, Ints, normalise_name
+from solodg.data.domains import DomainDataset, normalise_name
 from solodg.data.idx import read_idx
 from solodg.data.images import ImageArray, Images
 from solodg.data.loading import DatasetSpec, Loading
-from solodg.data.rotation import ANGLES, LARGEST_MATRIX, RotatedImages
+from solodg.data.rotation import ANGLES, RotatedImages
+from solodg.data.splits import TEST, TRAIN, VAL, Ints
 from solodg.errors import UserError
 from solodg.pixels import Pixels
 from solodg.seeding import numpy_generator
 
+_LARGEST_KEPT = 64  # pixels a side; up to here all rotated images are kept in memory
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat",
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
@@ -106,7 +108,7 @@ def _rotated_dataset(
     angles = np.repeat(np.arange(len(ANGLES)), len(base))
     which = np.tile(np.arange(len(base)), len(ANGLES))
     images: Images = RotatedImages(torch.from_numpy(base), which, angles, size, channels)
-    if size <= LARGEST_MATRIX:  # cheap to make and to keep
+    if size <= _LARGEST_KEPT:
         images = ImageArray(images.take(np.arange(len(which))))
     return DomainDataset(
         name=family.name,

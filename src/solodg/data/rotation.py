@@ -1,17 +1,14 @@
-"""Rotating digits: enlarged, rotated and shrunk, as one matrix product where that is cheaper."""
-
-from functools import cache
+"""Digits that are rotated when they are read."""
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from solodg.data.domains import Ints
 from solodg.data.images import Indices, digest
+from solodg.data.resampling import rotation
+from solodg.data.splits import Ints
 
 ANGLES = (0, 15, 30, 45, 60, 75, 90)
-LARGEST_MATRIX = 64  # pixels a side; for larger images the matrix costs more than it saves
 
 
 class RotatedImages:
@@ -47,41 +44,13 @@ class RotatedImages:
         return RotatedImages(base, which, self._angle[chosen], self.size, self.channels)
 
     def keys(self) -> list[str]:
-        """Returns for each image a hash of its upright form and its angle."""
+        """Returns for each image hashes of its upright form and of its rotation."""
         names = [digest(row.tobytes()) for row in self.base.numpy()]
-        return [f"{names[w]}@{ANGLES[a]}" for w, a in zip(self._which, self._angle, strict=True)]
+        shape = self.base.shape[1:]
+        turns = [f"{angle}:{rotation(*shape, angle, self.size).key()}" for angle in ANGLES]
+        return [f"{names[w]}@{turns[a]}" for w, a in zip(self._which, self._angle, strict=True)]
 
 
-def rotate(images: Tensor, angle: float, size: int) -> Tensor:
+def rotate(images: Tensor, angle: int, size: int) -> Tensor:
     """Rotates images counter-clockwise by `angle` degrees: (N, 28, 28) -> (N, size, size) uint8."""
-    if size > LARGEST_MATRIX:
-        return _to_bytes(torch.cat([resample(x.float(), angle, size) for x in images.split(256)]))
-    pixels = images.flatten(1).float() @ _rotation(images.shape[1], images.shape[2], angle, size)
-    return _to_bytes(pixels.view(-1, size, size))
-
-
-@cache
-def _rotation(height: int, width: int, angle: float, size: int) -> Tensor:
-    """Returns enlarging, rotating and shrinking as one matrix, (height * width, size * size).
-
-    All three are linear in the pixels, so each row is the result for an image with one bright
-    pixel.
-    """
-    single_pixels = torch.eye(height * width).view(-1, height, width)
-    return resample(single_pixels, angle, size).flatten(1)
-
-
-def resample(images: Tensor, angle: float, size: int) -> Tensor:
-    """Enlarges, rotates and shrinks images: (N, H, W) float -> (N, size, size) float."""
-    large = max(size, min(224, 4 * size))
-    radians = torch.tensor(angle * torch.pi / 180)
-    cosine, sine = radians.cos(), radians.sin()
-    matrix = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])
-    x = F.interpolate(images[:, None], size=(large, large), mode="bilinear", align_corners=False)
-    grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, align_corners=False)
-    return F.interpolate(x, size=(size, size), mode="bilinear", antialias=True)[:, 0]
-
-
-def _to_bytes(x: Tensor) -> Tensor:
-    return x.round_().clamp_(0, 255).to(torch.uint8)
+    return torch.from_numpy(rotation(*images.shape[1:], angle, size)(images.numpy()))

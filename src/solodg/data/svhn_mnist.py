@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from solodg.data.domains import TEST, UNASSIGNED, DomainDataset
+from solodg.data.domains import DomainDataset
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
+from solodg.data.resampling import resizing
 from solodg.data.rotated import digits
+from solodg.data.splits import TEST, UNASSIGNED
 from solodg.errors import UserError
+from solodg.pixels import Pixels
 
 _HOW = (
     "Put train_32x32.mat of http://ufldl.stanford.edu/housenumbers into <data-dir>/svhn, or use "
@@ -39,12 +41,15 @@ def _load(loading: Loading) -> DomainDataset:
 
     try:
         content = loadmat(Path(found) / "train_32x32.mat")
-        pixels, labels = content["X"], content["y"].reshape(-1).astype(np.int64) % 10
-    except (OSError, KeyError, ValueError) as error:
+        labels = content["y"].reshape(-1).astype(np.int64) % 10
+        pixels = content["X"].transpose(3, 2, 0, 1)  # (N, 3, 32, 32)
+        if pixels.shape[1] != 3 or pixels.dtype != np.uint8 or len(pixels) != len(labels):
+            raise ValueError("not the images and labels of SVHN")
+    except Exception as error:  # a damaged file: scipy raises errors of any type
         raise UserError(f"cannot read {found}/train_32x32.mat: {error}") from error
-    svhn = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))  # (N, 3, 32, 32)
+    svhn = np.ascontiguousarray(pixels)
     target = digits(loading)
-    mnist = torch.from_numpy(target.test)[:, None]
+    mnist = target.test[:, None]
     images = torch.cat([_fit(svhn, loading), _fit(mnist, loading)])
     return DomainDataset(
         name="svhn-mnist",
@@ -60,16 +65,18 @@ def _load(loading: Loading) -> DomainDataset:
     )
 
 
-def _fit(images: Tensor, loading: Loading) -> Tensor:
-    """Brings (N, C, H, W) uint8 images to the channels and size of `loading`."""
-    x = images.float()
-    if loading.channels == 1 and x.shape[1] == 3:
-        x = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
-    size = (loading.image_size, loading.image_size)
-    if x.shape[2:] != size:
-        x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
-    x = x.round().clamp(0, 255).to(torch.uint8)
-    return x.expand(-1, loading.channels, -1, -1).contiguous()
+def _fit(images: Pixels, loading: Loading) -> Tensor:
+    """Brings (N, C, H, W) images to the channels and size of `loading`, in integers."""
+    if loading.channels == 1 and images.shape[1] == 3:
+        red, green, blue = images.astype(np.int32).transpose(1, 0, 2, 3)
+        grey = (299 * red + 587 * green + 114 * blue + 500) // 1000
+        images = grey[:, None].astype(np.uint8)
+    count, channels, height, width = images.shape
+    size = loading.image_size
+    if (height, width) != (size, size):
+        flat = resizing(height, width, size)(images.reshape(-1, height, width))
+        images = flat.reshape(count, channels, size, size)
+    return torch.from_numpy(images).expand(-1, loading.channels, -1, -1).contiguous()
 
 
 def _download(data_dir: Path) -> str:

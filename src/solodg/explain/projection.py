@@ -8,6 +8,7 @@ centred before they are projected, since a vector added to all rows changes no p
 scaled by one common factor to the size of the class centres.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from solodg.data.images import digest
 from solodg.errors import UserError
 from solodg.predict.torch import Predictor
 from solodg.progress import NoProgress, Progress, Say
-from solodg.runs.build import input_batches, reopen_source
 from solodg.runs.checkpoint import WEIGHTS
 from solodg.runs.config import Machine
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.opened_data import input_batches, reopen_source
 from solodg.runs.predictions import Floats
 from solodg.runs.scored_data import check_classes
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 PROJECTION_FILE = "plane.safetensors"  # in a run folder
 PROJECTION_FORMAT = "solodg-plane-1"
@@ -83,19 +84,23 @@ def stored_projection(
 ) -> Projection:
     """Returns the run's projection: the stored one, if it was fitted for these weights.
 
-    Otherwise it is fitted on source training images, and stored in the run folder.
+    Otherwise it is fitted on source training images, and stored in the run folder if that can be
+    written.
     """
     path = folder / PROJECTION_FILE
     weights = digest((folder / WEIGHTS).read_bytes())
     if path.is_file():
-        tensors, header = read_tensors(path)
-        if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
-            return _read(tensors, header)
+        with suppress(UserError, KeyError):  # a damaged one is fitted again
+            tensors, header = read_tensors(path)
+            if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
+                return _read(tensors, header)
     progress = progress or NoProgress()
     images = _source_images(folder, predictor, machine, dataset, progress, say)
     projection = fit_projection(predictor.algorithm, images, progress)
-    _write(path, projection, weights)
-    return _read(*read_tensors(path))  # rounded to float32, as in every later call
+    tensors, header = _stored_form(projection, weights)
+    with suppress(OSError):  # a read-only run can be explained all the same, only not as quickly
+        write_tensors(path, tensors, header)
+    return _read(tensors, header)  # rounded to float32, as in every later call
 
 
 @torch.inference_mode()
@@ -197,7 +202,7 @@ def thumbnails(x: Tensor) -> NDArray[np.uint8]:
     return small
 
 
-def _write(path: Path, projection: Projection, weights: str) -> None:
+def _stored_form(projection: Projection, weights: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     names = ("origin", "axes", "centres", "embeddings")
     tensors = {name: torch.from_numpy(getattr(projection, name)).float() for name in names}
     for name in ("labels", "domains", "thumbnails"):
@@ -211,7 +216,7 @@ def _write(path: Path, projection: Projection, weights: str) -> None:
         "domain_names": projection.domain_names,
         **numbers,
     }
-    write_tensors(path, tensors, header)
+    return tensors, header
 
 
 def _read(tensors: dict[str, Tensor], header: dict[str, Any]) -> Projection:

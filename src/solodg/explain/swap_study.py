@@ -33,17 +33,18 @@ from solodg.algorithms.solo.method import Solo, adapts
 from solodg.algorithms.solo_plus.method import SoloPlus
 from solodg.algorithms.solo_plus.pose import mean_pose
 from solodg.data import LabelledImages
-from solodg.data.domains import Ints
+from solodg.data.splits import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.models.image_norm import donor_statistics, image_norms
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches, reopen_source
 from solodg.runs.config import Machine
 from solodg.runs.devices import single_device
 from solodg.runs.folder import read_config, read_machine
+from solodg.runs.metrics import chosen_classes
+from solodg.runs.opened_data import input_batches, reopen_source
 from solodg.runs.scored_data import open_scored
 from solodg.runs.stream import Stream, gather
 from solodg.seeding import numpy_generator, torch_generator
@@ -157,9 +158,8 @@ def style_accuracies(
     }
     logits = {n: algorithm.logits(features._replace(style=style)) for n, style in styles.items()}
     logits["prior"] = algorithm.prior_logits(features._replace(style=styles["mean"]))
-    return {
-        name: float((v.argmax(1) == images.labels).double().mean()) for name, v in logits.items()
-    }
+    right = {name: chosen_classes(rows) == images.labels for name, rows in logits.items()}
+    return {name: float(values.double().mean()) for name, values in right.items()}
 
 
 @torch.inference_mode()
@@ -271,7 +271,7 @@ def _accuracy_with_poses(
     correct, start = 0, 0
     for batch in input_batches(part):
         observed = algorithm.features(batch.x.to(device), maps[start : start + len(batch.y)])
-        correct += int((algorithm.logits(observed).argmax(1).cpu() == batch.y).sum())
+        correct += int((chosen_classes(algorithm.logits(observed)).cpu() == batch.y).sum())
         start += len(batch.y)
         advance(len(batch.y))
     return correct / len(part)
@@ -295,6 +295,6 @@ def _accuracy_with_statistics(
             donor = torch.arange(count, 2 * count, device=run.device).repeat(2)
         with donor_statistics(run.algorithm, donor):
             logits = run.algorithm(to_unit(x).to(run.device))[:count]
-        correct += int((logits.argmax(1).cpu().numpy() == part.labels[rows]).sum())
+        correct += int((chosen_classes(logits).cpu().numpy() == part.labels[rows]).sum())
         advance(count)
     return correct / len(part)

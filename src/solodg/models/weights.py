@@ -1,8 +1,10 @@
 """Pretrained weights of a network, read from a safetensors file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -21,12 +23,16 @@ def load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
 
     Colour filters of the first convolution are adapted to grey images.
     """
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}: --weights takes a safetensors file.")
+    if not path.is_file():  # also a pipe or a device, which may have no end
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise UserError(f"no weights file at {path}: it {what}. Give a safetensors file.")
     try:
         state = load_file(path)
     except Exception as error:  # safetensors raises its own, undocumented types
         raise UserError(f"{path} is not a readable safetensors file ({error}).") from error
+    broken = not_finite(state)
+    if broken is not None:
+        raise UserError(f"{path} is damaged: its tensor {broken!r} is not finite.")
     model = cast(nn.Module, getattr(net, "model", net))
     expected = model.state_dict()
     for key in set(state) & set(expected):
@@ -46,6 +52,12 @@ def load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
             "name theirs with --backbone."
         )
     model.load_state_dict(fitting, strict=False)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Returns the name of the first tensor that holds NaN or infinity; None if all are finite."""
+    found = (name for name, tensor in tensors.items() if not torch.isfinite(tensor).all())
+    return next(found, None)
 
 
 def _is_colour_convolution(given: Tensor, expected: Tensor) -> bool:

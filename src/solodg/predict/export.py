@@ -22,7 +22,8 @@ from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, open_session
 from solodg.predict.torch import Predictor
-from solodg.storage import write_atomically
+from solodg.runs.model_info import MODEL_FORMAT
+from solodg.storage import CHECKSUM, PLACEHOLDER, sealed, write_atomically
 
 MAX_ERROR = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
 _MAX_BYTES = 2**31 - 1  # the largest protobuf message
@@ -53,13 +54,14 @@ def to_onnx(predictor: Predictor) -> bytes:
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
-    metadata = {"model": predictor.info.model_dump(), "versions": _versions()}
+    info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
+    metadata = {"model": info.model_dump(), "versions": _versions()}
     model.metadata_props.add(key=METADATA, value=json.dumps(metadata))
+    model.metadata_props.add(key=CHECKSUM, value=PLACEHOLDER)
     model.producer_name, model.producer_version = "solodg", version("solodg")
     if model.ByteSize() > _MAX_BYTES:
         raise UserError("a model of more than 2 GB does not fit into one ONNX file.")
-    content: bytes = model.SerializeToString()
-    return content
+    return sealed(model.SerializeToString())
 
 
 class _Graph(nn.Module):

@@ -1,16 +1,17 @@
 """The model of an exported file, by ONNX Runtime: needs NumPy and Pillow, and no torch."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from solodg.errors import UserError, missing_extra
+from solodg.errors import UserError, missing_extra, validation_error
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
+from solodg.predict.external_data import has_external_data
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.predictions import Predictions
+from solodg.storage import damaged, is_sealed, parse_json, read_regular
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -32,12 +33,23 @@ class OnnxPredictor(ImagePredictor):
     @classmethod
     def load(cls, path: str | Path) -> "OnnxPredictor":
         """Loads a file of `solodg export`."""
-        session = open_session(_content(Path(path)), str(path))
-        return cls(session, _info(session, str(path)))
+        content = _content(Path(path))
+        has_checksum = is_sealed(content, str(path))
+        session = open_session(content, str(path))
+        info = _info(session, str(path))
+        if info.has_checksum and not has_checksum:
+            raise damaged(str(path), "it has no checksum")
+        _check_graph(session, info, str(path))
+        return cls(session, info)
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the graph, in one forward pass."""
         found: list[Any] = self._session.run(self._outputs, {INPUT: pixels})
+        if any(array.shape != (len(pixels), len(self.classes)) for array in found):
+            raise UserError(
+                f"the exported graph returned probabilities of shape {found[0].shape} for "
+                f"{len(pixels)} image(s) and {len(self.classes)} classes: export it again."
+            )
         return Predictions(*(array.astype("float64") for array in found))  # (B, C) each
 
 
@@ -50,11 +62,21 @@ def open_session(content: bytes, name: str) -> "InferenceSession":
     """Opens an ONNX model on the CPU; `name` is used in errors.
 
     It never uses another device, so that a prediction does not depend on the machine's hardware.
+    A model that refers to other files is refused.
     """
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX Runtime", error) from error
+    try:
+        external = content[4:8] == b"ORTM" or has_external_data(content)  # another format of theirs
+    except ValueError as error:
+        raise UserError(f"{name} is not a readable ONNX file ({error}).") from error
+    if external:
+        raise UserError(
+            f"{name} refers to data in other files: only files of `solodg export` can be used, "
+            "which hold everything."
+        )
     try:
         options = onnxruntime.SessionOptions()
         # Idle workers would otherwise spin, on cores that the decoding of images needs.
@@ -65,16 +87,36 @@ def open_session(content: bytes, name: str) -> "InferenceSession":
 
 
 def _content(path: Path) -> bytes:
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"no file at {path}. Write one with `solodg export RUN --onnx {path}`.")
-    return path.read_bytes()
+    return read_regular(path)
 
 
 def _info(session: "InferenceSession", name: str) -> ModelInfo:
     metadata = cast(dict[str, str], session.get_modelmeta().custom_metadata_map)
-    try:
-        return ModelInfo.model_validate(json.loads(metadata[METADATA])["model"])
-    except (KeyError, ValueError, ValidationError) as error:
+    known = parse_json(metadata.get(METADATA, "null"), f"the metadata of {name}")
+    if not isinstance(known, dict) or "model" not in known:
         raise UserError(
             f"{name} holds no description of its model: only files of `solodg export` can be used."
-        ) from error
+        )
+    try:
+        return ModelInfo.model_validate(known["model"])
+    except ValidationError as error:
+        raise validation_error(f"the description of the model in {name}", error) from error
+
+
+def _check_graph(session: "InferenceSession", info: ModelInfo, name: str) -> None:
+    """Raises `UserError` unless inputs and outputs of the graph are those of the description."""
+    given = [(node.name, node.type, *node.shape[1:]) for node in session.get_inputs()]
+    expected = [(INPUT, "tensor(uint8)", info.channels, info.image_size, info.image_size)]
+    outputs = session.get_outputs()
+    names = tuple(node.name for node in outputs)
+    if given != expected or names not in (OUTPUTS, OUTPUTS[:-1]):
+        raise UserError(f"{name} has not the inputs and outputs of a file of `solodg export`.")
+    for node in outputs:
+        # A size that the graph leaves open is checked with every prediction.
+        if isinstance(node.shape[-1], int) and node.shape[-1] != len(info.classes):
+            raise UserError(
+                f"{name} names {len(info.classes)} classes and has {node.shape[-1]} outputs: "
+                "export it again."
+            )

@@ -6,15 +6,16 @@ from solodg.models.image_norm import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import ResolvedConfig
-from solodg.runs.folder import FINISHED, VERSIONS
+from solodg.runs.folder import FINISHED, VERSIONS, read_seconds, read_versions
 from solodg.runs.model_info import ModelInfo
-from solodg.storage import read_json
+from solodg.runs.stored_arguments import changed_arguments
 
 
 def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     """Returns what was trained and how, as texts by title."""
     config, chosen = run.config, selection(folder)
-    options = ", ".join(f"{name}={value}" for name, value in config.arguments.items())
+    changed = changed_arguments(config.algorithm, config.arguments, config.variant)
+    options = ", ".join(f"{name}={value}" for name, value in changed.items())
     facts = {
         "algorithm": f"{config.algorithm} ({config.variant})" + (f", {options}" if options else ""),
         "backbone": config.backbone + (", frozen" if config.freeze_backbone else ""),
@@ -29,9 +30,9 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         "protocol": run.protocol,
     }
     if (folder / FINISHED).is_file():
-        facts["training"] += f", {read_json(folder / FINISHED)['seconds']:.0f} s"
+        facts["training"] += f", {read_seconds(folder / FINISHED):.0f} s"
     if (folder / VERSIONS).is_file():
-        versions = read_json(folder / VERSIONS)
+        versions = read_versions(folder)
         names = ("solodg", "torch", "timm")
         facts["versions"] = ", ".join(f"{n} {versions[n]}" for n in names if n in versions)
     return facts

@@ -13,12 +13,12 @@ from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
 from solodg.predict.torch import Predictor
 from solodg.progress import Progress, Say
-from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol
 from solodg.runs.folder import read_machine
 from solodg.runs.metrics import metrics, predict
+from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Floats, Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.target_images import give_target_images

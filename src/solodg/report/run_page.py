@@ -23,10 +23,9 @@ from solodg.report.predictions import GALLERIES, DomainPredictions, predict_run
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine
 from solodg.runs.folder import REPORT
-from solodg.runs.metrics_log import METRICS
+from solodg.runs.metrics_log import read_metrics
 from solodg.runs.predictions import Predictions
 from solodg.runs.tables import ROLES, metric_row, percent
-from solodg.storage import read_lines
 
 PER_GALLERY = 6
 
@@ -68,7 +67,7 @@ def write_report(
         adapts=targets[0].predictions.before is not None,
         facts=run_facts(folder, run, predictor.info),
         at_most=images,
-        curves=_curves(folder),
+        curves=_curves(folder, say),
         table=[_row(part) for part in parts],
         means=_means(parts),
         confusions=[_confusion(part, predictor.classes) for part in targets],
@@ -79,8 +78,8 @@ def write_report(
     return path
 
 
-def _curves(folder: Path) -> list[Picture]:
-    charts = training_curves(read_lines(folder / METRICS), selection(folder).get("step"))
+def _curves(folder: Path, say: Say) -> list[Picture]:
+    charts = training_curves(read_metrics(folder, say), selection(folder)["step"])
     return [chart(figure, f"{title}, by step", title) for title, figure in charts.items()]
 
 

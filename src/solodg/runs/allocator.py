@@ -15,7 +15,8 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's mallopt(3)
 def keep_freed_memory() -> None:
     """Lets this process keep the memory that it frees.
 
-    It is a setting of the whole process: programs may call it, libraries must not.
+    It is a setting of the whole process: a program that computes and ends may call it. A server,
+    which gives memory back, must not, nor a library, which is a guest in another process.
     """
     if sys.platform != "linux":
         return

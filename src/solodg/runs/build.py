@@ -1,140 +1,24 @@
-"""Builds the parts of a run from its configuration: data, backbone, algorithm, schedule."""
+"""Builds the parts of a run from its configuration: backbone, features, algorithm, schedule."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from solodg.algorithms import Algorithm, build_algorithm
-from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
+from solodg.data import SourceData
 from solodg.data.episodes import EpisodeSampler
-from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.pseudo_domains import cluster_domains, random_domains
-from solodg.data.transforms import to_unit
 from solodg.errors import UserError
-from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures
-from solodg.progress import Progress, Say
+from solodg.progress import Progress
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
 from solodg.runs.feature_cache import FeatureStore, default_cache_dir
 from solodg.runs.fit import Schedule
 from solodg.runs.model_info import ModelInfo
 from solodg.seeding import derive
-from solodg.types import Batch
-
-
-def open_source(config: ResolvedConfig, machine: Machine) -> tuple[SourceData, ResolvedConfig]:
-    """Returns the source domains of a run, and its configuration with the data's domain names."""
-    dataset = load_dataset(config, machine)
-    targets = dataset.canonical(config.targets)
-    exclude = dataset.canonical(config.exclude) if config.exclude else None
-    config = config.model_copy(update={"targets": targets, "exclude": exclude})
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
-    if len(source.domain_names) < 2 and not config.pseudo_domains:
-        raise UserError(
-            f"training needs at least two source domains, and without "
-            f"{', '.join(config.left_out)} there is only {source.domain_names[0]!r}. "
-            "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
-        )
-    return source, config
-
-
-def reopen_source(
-    config: ResolvedConfig, machine: Machine, progress: Progress, say: Say
-) -> tuple[SourceData, ResolvedConfig]:
-    """Returns what `open_source` does, with the training images as a finished run trained on them.
-
-    A run with `skip_bad_images` left unreadable images out after the split. The same is done here,
-    so that all other images stay in their parts.
-    """
-    source, config = open_source(config, machine)
-    if config.skip_bad_images:
-        train = without_bad_images(source.train, config, progress, say)
-        source = replace(source, train=train)
-    return source, config
-
-
-def read_source(
-    source: SourceData,
-    config: ResolvedConfig,
-    progress: Progress,
-    say: Say,
-    store: FeatureStore | None = None,
-) -> SourceData:
-    """Returns the source data without unreadable images, checked to be enough for training.
-
-    Images whose features are all in `store` were readable before and are not decoded again.
-    """
-    if store is None or not store.holds([source.train, source.val, source.test]):
-        source = source.mapped(lambda part: without_bad_images(part, config, progress, say))
-    source.check()
-    return source
-
-
-def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
-    """Loads the dataset that a configuration names, with all its domains."""
-    spec = dataset_spec(config.dataset)
-    dataset = spec.load(
-        Loading(
-            data_dir=machine.data_dir,
-            image_size=config.image_size,
-            channels=config.channels,
-            seed=config.seed,
-            train_images=config.train_images,
-            download=machine.download,
-            budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
-            window=config.window,
-        )
-    )
-    if config.window and not isinstance(dataset.images, ImageFiles):
-        raise UserError(
-            f"--window is for image files of more than 8 bits; {config.dataset} has 8-bit images."
-        )
-    return dataset
-
-
-def say_guessed_ranges(source: SourceData, say: Say) -> None:
-    """Says how many decoded source images have more than 8 bits and no window."""
-    parts = (source.train.images, source.val.images, source.test.images)
-    count = sum(len(images.guessed) for images in parts if isinstance(images, ImageFiles))
-    if count:
-        say(
-            f"{count} image(s) have more than 8 bits, and the range of each is guessed from its "
-            "largest value. Give the same range to all with --window LOW HIGH."
-        )
-
-
-def without_bad_images(
-    part: LabelledImages, config: ResolvedConfig, progress: Progress, say: Say
-) -> LabelledImages:
-    """Decodes every image once and returns those that can be read.
-
-    An unreadable image is an error unless the configuration has `skip_bad_images`.
-    """
-    if not isinstance(part.images, ImageFiles) or len(part) == 0:
-        return part
-    with progress.bar("Reading images", len(part)) as advance:
-        bad = part.images.bad_images(lambda count: advance(count))
-    if not bad:
-        return part
-    first = bad[min(bad)]
-    if not config.skip_bad_images:
-        more = f" ({len(bad) - 1} more like it)" if len(bad) > 1 else ""
-        raise UserError(f"{first}{more}. Repair or remove it, or add --skip-bad-images.")
-    say(f"Skipped {len(bad)} unreadable image(s), the first: {first.name}")
-    return part.subset(np.setdiff1d(np.arange(len(part)), list(bad)))
-
-
-def input_batches(part: LabelledImages) -> Iterator[Batch]:
-    """Yields all images once, in order, as batches of model inputs without augmentation."""
-    if len(part) == 0:
-        return
-    for batch in part.batches(inference_batch_size(part.images.take([0]).numel())):
-        yield batch._replace(x=to_unit(batch.x))
 
 
 def make_backbone(config: ResolvedConfig) -> Backbone:
@@ -170,7 +54,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
             num_domains=len(source.domain_names),
             **algorithm_arguments(config),
         )
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
     algorithm.label_smoothing = config.label_smoothing or 0.0
     return algorithm

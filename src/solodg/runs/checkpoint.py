@@ -7,14 +7,19 @@ preprocessing. Never pickle.
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.errors import UserError, unknown_name, validation_error
 from solodg.models.backbones import build_backbone
-from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
-from solodg.storage import read_json, read_tensors, write_json, write_tensors
+from solodg.models.weights import not_finite
+from solodg.runs.defaults import checked_arguments
+from solodg.runs.model_info import MODEL_FORMAT, READABLE_FORMATS, ModelInfo
+from solodg.runs.stored_arguments import complete_arguments
+from solodg.seeding import unchanged_generators
+from solodg.storage import read_json, write_json
+from solodg.storage.tensors import read_tensors, write_tensors
 
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
@@ -44,24 +49,26 @@ def save_weights(
 
 
 def load_info(folder: Path) -> ModelInfo:
-    """Reads the description of the model in a run folder."""
+    """Reads the description of the model in a run folder.
+
+    A description of an earlier format is returned in the format of now.
+    """
     path = folder / DESCRIPTION
     if not path.is_file():
         raise UserError(
             f"{folder} holds no model ({DESCRIPTION} is missing). Give the folder of a finished "
             "`solodg train` run."
         )
-    raw = read_json(path)
-    found = raw.get("format") if isinstance(raw, dict) else None
-    if found != MODEL_FORMAT:
+    found = read_json(path).get("format")
+    if found not in READABLE_FORMATS:
         raise UserError(
-            f"{path} is of format {found!r}; this version reads {MODEL_FORMAT!r}. Train again, or "
-            "install the version of solodg that wrote it."
+            f"{path} is of format {found!r}; this version reads "
+            f"{' and '.join(map(repr, READABLE_FORMATS))}. Train again, or install the version of "
+            "solodg that wrote it."
         )
-    try:
-        return ModelInfo.model_validate(raw)
-    except ValidationError as error:
-        raise validation_error(f"{path} is damaged", error) from error
+    info = read_json(path, ModelInfo, checksum_required=found == MODEL_FORMAT)
+    arguments = complete_arguments(info.algorithm, info.arguments)
+    return info.model_copy(update={"arguments": arguments})
 
 
 def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
@@ -74,27 +81,52 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
             f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
             "Continue it with the same command and --resume."
         )
+    state, _ = read_tensors(folder / WEIGHTS, checksum_required=info.has_checksum)
+    broken = not_finite(state)
+    if broken is not None:
+        raise UserError(
+            f"{folder / WEIGHTS} holds weights that are not finite, e.g. in {broken!r}: training "
+            "diverged, or the file is damaged. Train again."
+        )
+    try:
+        with unchanged_generators():
+            algorithm = _build(info)
+        algorithm.load_state_dict(state)
+    except UserError as error:
+        raise UserError(f"{folder / DESCRIPTION} describes no model: {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {error}") from error
+    return algorithm.eval(), info
+
+
+def _build(info: ModelInfo) -> Algorithm:
+    """Builds the described model with random weights."""
     backbone = build_backbone(
         info.backbone,
         channels=info.channels,
         image_size=info.image_size,
         image_norm=info.image_norm,
     )
-    algorithm = build_algorithm(
+    return build_algorithm(
         info.algorithm,
         backbone,
         num_classes=len(info.classes),
         num_domains=len(info.source_domains),
-        **info.arguments,
+        **checked_arguments(info.algorithm, info.arguments),
     )
-    state, _ = read_tensors(folder / WEIGHTS)
-    try:
-        algorithm.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {error}") from error
-    return algorithm.eval(), info
+
+
+class Selection(BaseModel):
+    """The step whose weights are saved, and their score on source validation images."""
+
+    step: int
+    validation: dict[str, float]
 
 
 def selection(folder: Path) -> dict[str, Any]:
     """Returns the step and the source-validation score of the saved weights."""
-    return read_tensors(folder / WEIGHTS)[1]
+    _, header = read_tensors(folder / WEIGHTS)
+    try:
+        return Selection.model_validate(header).model_dump()
+    except ValidationError as error:
+        raise validation_error(f"{folder / WEIGHTS} is damaged", error) from error

@@ -5,57 +5,25 @@ classes. This module needs no torch, so that `solodg --help` is quick. `solodg.r
 a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.runs.option import option
 
 Decay = Literal["cosine", "constant", "step"]
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
 # a recipe they mean the same as None.
 OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
-PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's recipe taken literally, with the learning-rate drop of the authors' code. It
-    # works from pretrained weights only: docs/method.md says what the defaults change, and why.
-    "literal": {
-        "variant": "literal",
-        "steps": 10_000,
-        "batch_size": 128,
-        "context_images": 10,
-        "learning_rate": 1e-4,
-        "backbone_learning_rate": 5e-5,
-        "weight_decay": 5e-4,
-        **OFF_VALUES,
-        "decay": "step",
-    },
-}
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    flag: str | None = None,
-    shown_default: str | None = None,
-    metavar: str | None = None,
-    **limits: Any,
-) -> Any:
-    """Declares a field that is also an option of the command line.
-
-    `flag` is the option's name, if it is not that of the field. `shown_default` describes in words
-    what happens if the option is not given. `metavar` names the kind of value, if the type of the
-    field does not. `limits` are those of pydantic's `Field`: gt, ge, lt, le.
-    """
-    extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
-    return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
 class RunConfig(BaseModel):
     """All settings that the result of a run depends on, as given. None: `resolve` chooses."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = option(
         ...,
@@ -71,7 +39,7 @@ class RunConfig(BaseModel):
         None, "Domain that is neither trained on nor scored; repeat for several."
     )
     algorithm: str = option(
-        "solo",
+        "solo_plus",
         "solo_plus, solo (the paper's method), erm, or another one of docs/algorithms.md.",
         shown_default="solo_plus; solo with its presets and variants",
     )
@@ -111,6 +79,7 @@ class RunConfig(BaseModel):
         None,
         "Images are resized to a square of this many pixels a side.",
         shown_default="that of the dataset",
+        le=MAX_IMAGE_SIZE,
     )
     window: tuple[float, float] | None = option(
         None,
@@ -197,8 +166,14 @@ class RunConfig(BaseModel):
     pseudo_domains: Literal["random", "clusters"] | None = option(
         None, "Make source domains where none are annotated: random, or clusters (of features)."
     )
+    # None, not False, is the default: a key of a cell leaves out what is None.
+    allow_shared_groups: bool | None = option(
+        None,
+        "Train although groups (such as patients) have images both in the source domains and "
+        "among the target images to score; every record then says so.",
+    )
     num_pseudo_domains: int = option(
-        3, "Number of source domains that --pseudo-domains makes.", ge=2
+        3, "Number of source domains that --pseudo-domains makes.", ge=2, le=1000
     )
     skip_bad_images: bool = option(False, "Leave out images that cannot be read, and say how many.")
     seed: int = option(0, "The same seed gives the same numbers.", ge=0)
@@ -209,6 +184,17 @@ class RunConfig(BaseModel):
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = option(
         "32-true", "32-true, 16-mixed or bf16-mixed."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_algorithm(cls, values: Any) -> Any:
+        """Chooses solo where no algorithm is given, but a variant that solo_plus does not have."""
+        if not isinstance(values, dict) or "algorithm" in values or "variant" not in values:
+            return values
+        from solodg.algorithms import ALGORITHMS  # late: it imports torch
+
+        known = str(values["variant"]) in ALGORITHMS["solo_plus"].variants
+        return values if known else values | {"algorithm": "solo"}
 
     @field_validator("image_norm", mode="before")
     @classmethod
@@ -227,13 +213,15 @@ class RunConfig(BaseModel):
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("each number must be 0 or more, and be given once")
+        if len(several) > MAX_READINGS:
+            raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
         return value
 
     @field_validator("window")
     @classmethod
     def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not -math.inf < value[0] < value[1] < math.inf:
-            raise ValueError("the first number must be below the second, and both finite")
+        if value is not None and value[0] >= value[1]:
+            raise ValueError("the first number must be below the second")
         return value
 
     @property
@@ -254,7 +242,7 @@ class ResolvedConfig(RunConfig):
     """
 
     freeze_norm: bool
-    image_size: PositiveInt
+    image_size: PositiveInt = Field(le=MAX_IMAGE_SIZE)
     channels: Literal[1, 3]
     steps: PositiveInt
     learning_rate: float = Field(gt=0)
@@ -279,7 +267,7 @@ def _default_data_dir() -> Path:
 class Machine(BaseModel):
     """Where a run reads its data and computes. None of it changes the result of the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data_dir: Path = Field(
         default_factory=_default_data_dir,
@@ -293,7 +281,7 @@ class Machine(BaseModel):
     )
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
     workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
-    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0)
+    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0, le=1e6)
     accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
     strategy: str = option(
         "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."

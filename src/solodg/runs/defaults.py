@@ -18,13 +18,11 @@ def resolve(config: RunConfig) -> ResolvedConfig:
     spec = dataset_spec(config.dataset)
     config = _with_recipe(config)
     _check(config, spec)
-    given = set(config.arguments)
-    arguments = {k: v for k, v in algorithm_arguments(config).items() if k in given}
     # A classifier on fixed features converges in far fewer steps than a whole network.
     steps = config.steps or (600 if config.freeze_backbone else 2_000)
     frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
     values = {
-        "arguments": arguments,
+        "arguments": algorithm_arguments(config),
         "steps": steps,
         "image_size": config.image_size or spec.image_size,
         "channels": config.channels or _channels(config, spec),
@@ -41,23 +39,40 @@ def resolve(config: RunConfig) -> ResolvedConfig:
 
 
 def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
-    """Returns the arguments of the variant, overridden by those that the user gave, all checked."""
+    """Returns all arguments: defaults, then those of the variant, then those given, checked."""
     if config.algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
     kind = ALGORITHMS[config.algorithm]
     if config.variant not in kind.variants:
         raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
-    types = get_type_hints(kind.__init__, include_extras=True)
-    names = set(inspect.signature(kind).parameters) - {"backbone", "num_classes", "num_domains"}
+    checked = checked_arguments(config.algorithm, config.arguments)
+    return _default_arguments(config.algorithm) | kind.variants[config.variant] | checked
+
+
+def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments of an algorithm as their types, within the limits of those types.
+
+    Raises `UserError` for an argument that the algorithm does not have, or that does not fit.
+    """
+    types = get_type_hints(ALGORITHMS[algorithm].__init__, include_extras=True)
+    names = _default_arguments(algorithm)
     checked = {}
-    for name, value in config.arguments.items():
+    for name, value in arguments.items():
         if name not in names:
-            raise unknown_name(f"argument of {config.algorithm}", name, names)
+            raise unknown_name(f"argument of {algorithm}", name, names)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
             raise validation_error(f"--set {name}={value}", error, fields=False) from error
-    return kind.variants[config.variant] | checked
+    return checked
+
+
+def _default_arguments(algorithm: str) -> dict[str, Any]:
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(ALGORITHMS[algorithm]).parameters.items()
+        if name not in ("backbone", "num_classes", "num_domains")
+    }
 
 
 def _check(config: RunConfig, spec: DatasetSpec) -> None:

@@ -1,6 +1,7 @@
 """Devices and processes, set up by Lightning Fabric."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -42,16 +43,37 @@ def single_device(accelerator: str) -> torch.device:
 def on_first(fabric: Fabric, work: Callable[[], Result]) -> Result:
     """Calls `work` in the first process; all processes return its result, or raise its error.
 
-    If only the first process raised the error, the others would wait for it forever.
+    If only the first process raised the error, the others would wait for it forever. They raise a
+    `UserError` with its message, since not every exception can be sent.
     """
     result: Any = None
     failure: Exception | None = None
     if fabric.is_global_zero:
         try:
             result = work()
-        except (UserError, OSError) as error:
+        except Exception as error:
             failure = error
-    result, failure = fabric.broadcast((result, failure))
+    result, message = fabric.broadcast((result, None if failure is None else _message(failure)))
     if failure is not None:
         raise failure
+    if message is not None:
+        raise UserError(message)
     return result  # type: ignore[no-any-return]
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def ending_together(fabric: Fabric) -> Iterator[None]:
+    """Ends the processes that this one has started if it fails, since they would wait for it.
+
+    Processes that torchrun or a cluster has started are ended by these.
+    """
+    try:
+        yield
+    except BaseException:
+        for process in getattr(fabric.strategy.launcher, "procs", []):
+            process.terminate()
+        raise

@@ -12,22 +12,23 @@ from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.build import input_batches
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
     FINISHED,
     RESULTS,
-    VERSIONS,
     machine_kind,
     read_machine,
+    read_seconds,
+    read_versions,
 )
 from solodg.runs.metrics import metrics, predict
+from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.runs.target_images import give_target_images
-from solodg.storage import append_lines, read_json
+from solodg.storage import append_lines
 from solodg.types import Record
 
 
@@ -40,6 +41,8 @@ def evaluate_run(
     stream: Stream | None = None,
     accelerator: str = "auto",
     skip_bad_images: bool = False,
+    same_sources: bool = False,
+    write: bool = True,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
@@ -47,7 +50,8 @@ def evaluate_run(
 
     `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
     a given `stream`, is scored on the target domains alone, in the stream's order and batches.
-    The records are returned and appended to the run's results.
+    With `same_sources`, source images that are not those of the training are an error. The records
+    are returned and, with `write`, appended to the run's results.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
@@ -71,6 +75,7 @@ def evaluate_run(
         dataset=dataset,
         needs_images=as_stream,  # so that times compare between frozen and other backbones
         skip_bad_images=skip_bad_images,
+        same_sources=same_sources,
         progress=progress,
         say=say,
     )
@@ -87,8 +92,14 @@ def evaluate_run(
         "machine": machine_kind(device),
     }
     records = [_record(domain, common, folder) for domain in scored]
-    append_lines(folder / RESULTS, [record.model_dump() for record in records])
+    if write:
+        append_records(folder, records)
     return records
+
+
+def append_records(folder: Path, records: Sequence[Record]) -> None:
+    """Appends records to the results of a run."""
+    append_lines(folder / RESULTS, [record.model_dump() for record in records])
 
 
 def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) -> dict[str, Any]:
@@ -101,7 +112,7 @@ def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) ->
         "seed": config.seed,
         "protocol": protocol(data, config),
         "config": portable(config),
-        "versions": read_json(folder / VERSIONS),
+        "versions": read_versions(folder),
         "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
     }
 
@@ -167,13 +178,19 @@ def _score_stream(
 def _training_time(folder: Path) -> dict[str, float]:
     """Returns the seconds of training, if it is finished: a run can be scored before its end."""
     finished = folder / FINISHED
-    return {"training_seconds": read_json(finished)["seconds"]} if finished.is_file() else {}
+    return {"training_seconds": read_seconds(finished)} if finished.is_file() else {}
 
 
 def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
-    """Returns the name of the way the data was split, with share and seed of a random split."""
+    """Returns the name of the way the data was split, with share and seed of a random split.
+
+    It also says if validation images of the targets are scored, and if groups are shared.
+    """
+    text = dataset.protocol
+    if text.endswith("random-split") or text == "grouped-split":
+        text += f"-{config.val_fraction:g}-seed-{config.seed}"
     if config.score_on:
-        return f"{dataset.protocol}, targets scored on {config.score_on} images"
-    if dataset.protocol.endswith("random-split") or dataset.protocol == "grouped-split":
-        return f"{dataset.protocol}-{config.val_fraction:g}-seed-{config.seed}"
-    return dataset.protocol
+        text += f", targets scored on {config.score_on} images"
+    if shared := dataset.facts.get("shared_groups"):
+        text += f", {shared} group{'s' * (shared > 1)} both in the sources and in the scored images"
+    return text

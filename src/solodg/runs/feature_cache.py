@@ -1,9 +1,12 @@
 """Features of a frozen backbone: computed once, stored on disk, read through a memory map.
 
 A file is named for the backbone's weights and for the images of one domain, whatever their split,
-so that runs with other targets, seeds and algorithms find it again.
+so that runs with other targets, seeds and algorithms find it again. Its checksum follows the
+features. A damaged file is computed again.
 """
 
+import hashlib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solodg.data.domains import LabelledImages
 from solodg.data.images import Images, Indices, digest
+from solodg.data.labelled_images import LabelledImages
 from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
@@ -86,6 +89,7 @@ class FeatureStore:
     ) -> None:
         self.backbone, self.folder = backbone, folder
         self.device, self.progress = device, progress
+        self._intact: set[Path] = set()  # files whose checksum was verified
         state = backbone.state_dict()
         content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
         kind = f"{name} {backbone.channels} {backbone.image_size}"
@@ -100,7 +104,7 @@ class FeatureStore:
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
         """Returns whether the features of all these images are stored."""
         paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
-        return all(path.is_file() for path in paths)
+        return all(self._is_intact(path) for path in paths)
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """Returns parts of a dataset with features in place of pixels.
@@ -134,39 +138,67 @@ class FeatureStore:
 
     def _arrays(self, domain: "_Domain") -> FeatureArrays:
         arrays = []
-        for source_pixels, path in self._paths(domain).items():
-            if not path.is_file():
+        paths = self._paths(domain)
+        for number, (source_pixels, path) in enumerate(paths.items(), start=1):
+            if not self._is_intact(path):
+                which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
                 with self.backbone.reading(source_pixels):
-                    self._compute(domain.members, domain.name, path)
+                    self._compute(domain.members, f"Features of {domain.name}{which}", path)
             arrays.append(np.load(path, mmap_mode="r"))
         return tuple(arrays)
 
+    def _is_intact(self, path: Path) -> bool:
+        """Returns whether a file of features exists and is as it was written."""
+        if path not in self._intact and path.is_file() and _has_checksum(path):
+            self._intact.add(path)
+        return path in self._intact
+
     @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, members: list["_Member"], domain: str, path: Path) -> None:
+    def _compute(self, members: list["_Member"], title: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
         width = self.backbone.embedding_dim + self.backbone.style_dim
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(members), width)}
+        start = io.BytesIO()
+        np.lib.format.write_array_header_1_0(start, header)
         backbone = self.backbone.to(self.device).eval()
         size = inference_batch_size(backbone.channels * backbone.image_size**2)
         try:
             # Not written through a memory map: there a full disk would end the process.
             with (
                 temporary.open("wb") as file,
-                self.progress.bar(f"Features of {domain}", len(members)) as advance,
+                self.progress.bar(title, len(members)) as advance,
             ):
-                np.lib.format.write_array_header_1_0(file, header)
-                for start in range(0, len(members), size):
-                    chunk = members[start : start + size]
+                checksum = hashlib.blake2b(start.getvalue(), digest_size=_HASH_BYTES)
+                file.write(start.getvalue())
+                for first in range(0, len(members), size):
+                    chunk = members[first : first + size]
                     pixels = torch.cat(_take(chunk)).to(self.device)
                     features = torch.cat(backbone(to_unit(pixels)), 1)
-                    file.write(features.float().cpu().numpy().astype("<f4").tobytes())
+                    content = features.float().cpu().numpy().astype("<f4").tobytes()
+                    checksum.update(content)
+                    file.write(content)
                     advance(len(chunk))
+                file.write(checksum.digest())
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+_HASH_BYTES = 16
+
+
+def _has_checksum(path: Path) -> bool:
+    """Returns whether a file ends with the checksum of all that comes before."""
+    found = hashlib.blake2b(digest_size=_HASH_BYTES)
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size - _HASH_BYTES
+        while left > 0 and (chunk := file.read(min(left, 2**20))):
+            found.update(chunk)
+            left -= len(chunk)
+        return left == 0 and file.read() == found.digest()
 
 
 class _Member(NamedTuple):

@@ -74,7 +74,8 @@ def start(fabric: Fabric, algorithm: Algorithm, schedule: Schedule) -> TrainingS
     model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
     model.mark_forward_method("losses")
     validated = algorithm if schedule.average is None else copy.deepcopy(algorithm)
-    return TrainingState(algorithm, model, optimizer, validated)
+    precision = fabric.strategy.precision
+    return TrainingState(algorithm, model, optimizer, validated, precision=precision)
 
 
 def fit(

@@ -3,21 +3,29 @@
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from solodg.errors import UserError, validation_error
+from solodg.data import DATASETS
+from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, portable
-from solodg.storage import read_json, write_json
+from solodg.runs.origin import Origin
+from solodg.runs.stored_arguments import complete_arguments
+from solodg.storage import read_json, try_lock, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 REPORT = "report.html"
-Model = TypeVar("Model", bound=BaseModel)
-_PACKAGES = ("solodg", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "pillow")
+LOCK = "train.lock"  # while a process trains in the folder
+# Of x86, then of ARM.
+_INSTRUCTIONS = ("fma", "avx2", "avx512f", "avx512_vnni", "amx_tile", "asimd", "sve", "sve2")
+# A training that goes on with another version of one of these would be a mixture of two.
+_NUMERICAL = ("solodg", "torch", "torchvision", "timm", "numpy", "pillow")
 
 
 def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
@@ -33,7 +41,8 @@ def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
             f"{folder} holds a run already. Continue it with --resume, or choose another folder "
             "with --output."
         )
-    before, now = portable(read_config(folder)), portable(config)  # files may have moved
+    # Files may have moved since; their names may not have changed.
+    before, now = (portable(absolute_config(c)) for c in (read_config(folder), config))
     for name, here in now.items():
         there = before[name]
         if there != here:
@@ -45,14 +54,56 @@ def is_finished(folder: Path, config: ResolvedConfig, *, resume: bool) -> bool:
     return (folder / FINISHED).is_file()
 
 
+@contextmanager
+def training_lock(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in the folder; raises `UserError` if one does already.
+
+    It leaves no file, and no folder that was not there before and is empty in the end.
+    """
+    existed = folder.is_dir()
+    try:
+        with try_lock(folder / LOCK, remove=True) as locked:
+            if not locked:
+                raise UserError(
+                    f"another process trains in {folder}. Wait for its end, or choose another "
+                    "folder with --output."
+                )
+            yield
+    finally:
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def read_config(folder: Path) -> ResolvedConfig:
     """Reads the configuration of the run in `folder`."""
-    return _read(folder / CONFIG, ResolvedConfig)
+    config = read_json(folder / CONFIG, ResolvedConfig)
+    arguments = complete_arguments(config.algorithm, config.arguments, config.variant)
+    return config.model_copy(update={"arguments": arguments})
 
 
 def read_machine(folder: Path) -> Machine:
     """Reads the machine settings with which the run in `folder` was trained."""
-    return _read(folder / MACHINE, Machine)
+    return read_json(folder / MACHINE, Machine)
+
+
+class _Finished(BaseModel):
+    seconds: float
+
+
+def read_origin(folder: Path) -> Origin:
+    """Reads what the run in `folder` was trained from: source images and initial weights."""
+    return read_json(folder / SOURCE, Origin)
+
+
+def read_versions(folder: Path) -> dict[str, str]:
+    """Reads the versions of the packages with which the run in `folder` was trained."""
+    return read_json(folder / VERSIONS, dict[str, str])
+
+
+def read_seconds(path: Path) -> float:
+    """Reads how many seconds a run took, from its file of this number."""
+    return read_json(path, _Finished).seconds
 
 
 def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
@@ -65,27 +116,63 @@ def moved_machine(folder: Path, data_dir: Path | None) -> Machine | None:
     return read_machine(folder).model_copy(update={"data_dir": data_dir})
 
 
-def _read(path: Path, kind: type[Model]) -> Model:
-    try:
-        return kind.model_validate(read_json(path))
-    except ValidationError as error:
-        raise validation_error(f"{path} does not fit this version of solodg", error) from error
+def check_unchanged(folder: Path, origin: Origin) -> None:
+    """Raises `UserError` if the run in the folder began with other data, weights or versions.
 
-
-def claim(folder: Path, config: ResolvedConfig, machine: Machine, fingerprint: str) -> None:
-    """Writes the configuration of the run. From now on the folder belongs to this run.
-
-    `fingerprint` is that of the source images.
+    A folder without a run passes.
     """
+    if not (folder / CONFIG).is_file():
+        return
+    differences = read_origin(folder).differences(origin)
+    before, now = read_versions(folder), versions()
+    differences += [
+        f"{name} was {before[name]} and is {now[name]}"
+        for name in _NUMERICAL
+        if before.get(name, now[name]) != now[name]
+    ]
+    if differences:
+        raise UserError(
+            f"{folder} holds a run that began with something else: {'; '.join(differences)}. "
+            "Restore that to resume it. To train from the start, remove the folder or choose "
+            "another with --output."
+        )
+
+
+def claim(folder: Path, config: ResolvedConfig, machine: Machine, origin: Origin) -> None:
+    """Writes the configuration of the run. From now on the folder belongs to this run."""
     write_json(folder / VERSIONS, versions())
-    write_json(folder / SOURCE, {"fingerprint": fingerprint})
-    write_json(folder / MACHINE, machine.model_dump(mode="json"))
-    write_json(folder / CONFIG, config.model_dump(mode="json"))
+    write_json(folder / SOURCE, origin.model_dump())
+    write_json(folder / MACHINE, absolute_machine(machine).model_dump(mode="json"))
+    write_json(folder / CONFIG, absolute_config(config).model_dump(mode="json"))
+
+
+def absolute_config(config: ResolvedConfig) -> ResolvedConfig:
+    """Returns the configuration with paths that mean the same in any working folder.
+
+    Links are kept, since a run is known by the names that were given.
+    """
+    values: dict[str, Any] = {}
+    if config.weights:
+        values["weights"] = os.path.abspath(config.weights)
+    if config.dataset not in DATASETS:
+        values["dataset"] = os.path.abspath(config.dataset)
+    return config.model_copy(update=values)
+
+
+def absolute_machine(machine: Machine) -> Machine:
+    """Returns the machine settings with paths that mean the same in any working folder."""
+    paths = {
+        name: Path(os.path.abspath(path))
+        for name in ("data_dir", "cache_dir")
+        if (path := getattr(machine, name)) is not None
+    }
+    return machine.model_copy(update=paths)
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a result depends on."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    names = (*_NUMERICAL, "lightning-fabric")
+    found = {name: importlib.metadata.version(name) for name in names}
     return found | {"python": platform.python_version()}
 
 
@@ -97,4 +184,16 @@ def machine_kind(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "capability": torch.backends.cpu.get_cpu_capability(),  # what torch's kernels use
+        "instructions": _instructions(),  # what MKL and oneDNN choose theirs by
     }
+
+
+def _instructions() -> str:
+    """Returns which instruction sets for sums and products the processor has, where Linux says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    flags = next((x for x in lines if x.startswith(("flags", "Features"))), "").split()
+    return " ".join(name for name in _INSTRUCTIONS if name in flags) or "unknown"

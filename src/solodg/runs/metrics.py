@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solodg.algorithms.base import Outputs
-from solodg.runs.predictions import Predictions
+from solodg.runs.predictions import NotFiniteError, Predictions
 from solodg.types import Batch
 
 _BINS = 15
@@ -36,6 +36,16 @@ def predict(
         parts.append(Predictions.from_tensors(*tensors))
         advance(len(batch.y))
     return Predictions.concatenate(parts)
+
+
+def chosen_classes(logits: Tensor) -> Tensor:
+    """Returns the class with the largest of (B, C) logits, (B,).
+
+    Raises `NotFiniteError` for NaN. A class without source images has the logit -inf.
+    """
+    if logits.isnan().any():
+        raise NotFiniteError("the model's logits are NaN: it cannot be trusted. Train it again.")
+    return logits.argmax(1)
 
 
 def metrics(predictions: Predictions, labels: NDArray[np.int64]) -> dict[str, float]:

@@ -1,10 +1,18 @@
 """The description of a trained model: the same in a run folder and in an ONNX file."""
 
-from typing import Any
+from collections import Counter
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
-MODEL_FORMAT = "solodg-model-2"
+from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+
+# That this version reads. The second names only the arguments that were given.
+ModelFormat = Literal["solodg-model-2", "solodg-model-3"]
+READABLE_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
+MODEL_FORMAT: ModelFormat = "solodg-model-3"  # that this version writes
+SourcePixels = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Readings = Annotated[tuple[SourcePixels, ...], Field(max_length=MAX_READINGS)]
 
 
 class ModelInfo(BaseModel):
@@ -12,15 +20,29 @@ class ModelInfo(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: str = MODEL_FORMAT
+    format: ModelFormat = MODEL_FORMAT
     algorithm: str
     variant: str
-    arguments: dict[str, Any]  # of the algorithm
+    arguments: dict[str, Any]  # all those of the algorithm
     backbone: str
-    channels: int
-    image_norm: float | tuple[float, ...] | None = None  # see image_norm.py
-    image_size: int  # images are resized to this square without cropping, and scaled to [0, 1]
-    window: tuple[float, float] | None = None  # pixel values that become black and white
-    classes: list[str]
-    source_domains: list[str]
+    channels: Literal[1, 3]
+    image_norm: SourcePixels | Readings | None = None  # see image_norm.py
+    # Images are resized to this square without cropping, and scaled to [0, 1].
+    image_size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
+    window: tuple[FiniteFloat, FiniteFloat] | None = None  # pixel values: black and white
+    classes: list[str] = Field(min_length=1, max_length=100_000)
+    source_domains: list[str] = Field(min_length=1, max_length=100_000)
     dataset: str
+
+    @property
+    def has_checksum(self) -> bool:
+        """Returns whether the files of this model hold checksums: from the third format on."""
+        return self.format != "solodg-model-2"
+
+    @field_validator("classes", "source_domains")
+    @classmethod
+    def _once_each(cls, value: list[str]) -> list[str]:
+        name, count = Counter(value).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{name!r} is there {count} times")
+        return value

@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from solodg.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 Floats = NDArray[np.float64]
+
+
+class NotFiniteError(UserError):
+    """Probabilities that are NaN or infinite, which mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,15 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The class probabilities of N images."""
+    """The class probabilities of N images, all finite: `NotFiniteError` is raised otherwise."""
 
     probabilities: Floats  # (N, C)
     before: Floats | None = None  # (N, C) before adaptation; None: nothing adapts
+
+    def __post_init__(self) -> None:
+        check_finite(self.probabilities)
+        if self.before is not None:
+            check_finite(self.before)
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -129,6 +140,16 @@ def _named(row: Floats, before: Floats | None, classes: Sequence[str]) -> Predic
         dict(zip(classes, row.tolist(), strict=True)),
         None if before is None else dict(zip(classes, before.tolist(), strict=True)),
     )
+
+
+def check_finite(probabilities: Floats) -> None:
+    """Raises `NotFiniteError` if a number of (N, C) probabilities is NaN or infinite."""
+    broken = int((~np.isfinite(probabilities)).any(axis=1).sum())
+    if broken:
+        raise NotFiniteError(
+            f"the class probabilities of {broken} of {len(probabilities)} image(s) are not "
+            "finite (NaN): the model cannot be trusted. Load it from a copy, or train it again."
+        )
 
 
 def uncertainty(probabilities: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,23 +11,21 @@ import torch
 
 from solodg.algorithms import Algorithm
 from solodg.data import DomainDataset, LabelledImages, SourceData
-from solodg.data.domains import TEST, VAL
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress, Say
-from solodg.runs.build import (
-    feature_store,
-    load_dataset,
-    read_source,
-    ready_features,
-    with_features,
-    without_bad_images,
-)
+from solodg.runs.build import feature_store, ready_features, with_features
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
-from solodg.runs.folder import SOURCE, read_config
+from solodg.runs.folder import read_config, read_origin
 from solodg.runs.model_info import ModelInfo
-from solodg.storage import read_json
+from solodg.runs.opened_data import (
+    load_dataset,
+    read_source,
+    scored_part,
+    source_domains,
+    without_bad_images,
+)
 
 
 class ScoredPart(NamedTuple):
@@ -56,6 +55,7 @@ def open_scored(
     dataset: str | None = None,
     needs_images: bool = False,
     skip_bad_images: bool = False,
+    same_sources: bool = False,
     progress: Progress,
     say: Say,
 ) -> ScoredData:
@@ -63,7 +63,8 @@ def open_scored(
 
     The features of a frozen backbone are computed once and stored. Then the algorithm is a copy
     that reads features, unless `needs_images`; the given one stays as it is. `dataset` says where
-    the data lies if it has moved since training.
+    the data lies if it has moved since training. With `same_sources`, source images that are not
+    those of the training are an error; else only the target domains are scored then.
     """
     config = _with_overrides(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
@@ -73,7 +74,10 @@ def open_scored(
         assert isinstance(algorithm.backbone, Backbone)
         store = feature_store(config, machine, algorithm.backbone, device, progress)
         algorithm = reading_features(algorithm)
-    parts = _scored_parts(data, config, folder, store, progress, say)
+    source = source_domains(data, config)
+    if config.allow_shared_groups:
+        data = replace(data, facts=data.facts | {"shared_groups": source.shared_groups})
+    parts = _scored_parts(data, source, config, folder, store, same_sources, progress, say)
     return ScoredData(config, data, parts, algorithm)
 
 
@@ -90,9 +94,11 @@ def reading_features(algorithm: Algorithm) -> Algorithm:
 
 def _scored_parts(
     dataset: DomainDataset,
+    source: SourceData,
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     progress: Progress,
     say: Say,
 ) -> list[ScoredPart]:
@@ -103,15 +109,16 @@ def _scored_parts(
             return part
         return without_bad_images(part, config, progress, say)
 
-    part = VAL if config.score_on == "validation" else TEST
-    pixels = [read(images) for images in dataset.targets(config.targets, part).values()]
+    found = dataset.targets(
+        config.targets, scored_part(config), seed=config.seed, val_fraction=config.val_fraction
+    )
+    pixels = [read(images) for images in found.values()]
     targets = pixels
     if store is not None:
         targets = [store.replace_images([images])[0] for images in pixels]
-    source = dataset.leave_out(config.left_out, seed=config.seed, val_fraction=config.val_fraction)
     if store is not None or config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say, store)
-    held_out = _held_out(source, config, folder, store, read, say)
+    held_out = _held_out(source, config, folder, store, same_sources, read, say)
     domains = held_out.images.domains
     members = [np.flatnonzero(domains == d) for d in np.unique(domains)]
     return [ScoredPart("target", *pair) for pair in zip(targets, pixels, strict=True)] + [
@@ -125,11 +132,17 @@ def _held_out(
     config: ResolvedConfig,
     folder: Path,
     store: FeatureStore | None,
+    same_sources: bool,
     read: Callable[[LabelledImages], LabelledImages],
     say: Say,
 ) -> ScoredPart:
     """Returns the source images that were not trained on: test images, or validation images."""
-    if source.fingerprint() != read_json(folder / SOURCE)["fingerprint"]:
+    if source.fingerprint() != read_origin(folder).fingerprint:
+        if same_sources:
+            raise UserError(
+                f"{folder} was trained on other source images than those of now. Restore them, or "
+                "remove the folder to train it again."
+            )
         say(
             "The source images are not those of the training: only the target is scored. Images "
             "that were trained on could be among the held-out ones."

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, Val
 from solodg.adapters import ADAPTERS, Adapter
 from solodg.algorithms import Algorithm
 from solodg.data import LabelledImages
-from solodg.data.domains import Ints
+from solodg.data.splits import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.predictions import Predictions

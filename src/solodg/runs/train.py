@@ -4,12 +4,11 @@
 SourceData, which does not hold the target domains.
 """
 
-import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 
@@ -25,30 +24,33 @@ from solodg.runs import checkpoint
 from solodg.runs.build import (
     describe_model,
     feature_store,
-    input_batches,
     make_algorithm,
     make_backbone,
     make_sampler,
     make_schedule,
-    open_source,
-    read_source,
-    say_guessed_ranges,
     with_features,
     with_pseudo_domains,
 )
+from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
-from solodg.runs.devices import launch, on_first
+from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.fit import Schedule, fit, start
-from solodg.runs.folder import FINISHED, claim, is_finished
-from solodg.runs.metrics import metrics, predict
+from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
-from solodg.runs.predictions import Predictions
-from solodg.runs.target_images import give_target_images, split_for_target_images
+from solodg.runs.opened_data import (
+    ShowData,
+    check_folds,
+    open_source,
+    read_source,
+    remarks_to,
+    say_guessed_ranges,
+)
+from solodg.runs.origin import describe_origin
 from solodg.runs.training_state import STATE, Score, TrainingState
-from solodg.seeding import derive
-from solodg.storage import read_json, write_json
-from solodg.types import Batch
+from solodg.runs.validation import validate
+from solodg.seeding import derive, unchanged_generators
+from solodg.storage import write_json
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
 LOG_EVERY = 10  # steps
@@ -62,28 +64,57 @@ def train_run(
     resume: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
+    show: ShowData | None = None,
 ) -> Path:
     """Trains a model, selects it on source validation images and leaves it in `folder`.
 
-    With `resume` it continues a run that was killed; a finished run is left as it is.
+    With `resume` it continues a run that was killed; a finished run is left as it is. `show` is
+    called with a summary of the data; without it, `say` gets what was left out of the data.
     """
     resolved = resolve(config)
     fabric = launch(resolved, machine)
     if not fabric.is_global_zero:
-        progress, say = NoProgress(), lambda text: None
+        progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
-    source, config = open_source(resolved, machine)
-    if on_first(fabric, lambda: is_finished(folder, config, resume=resume)):
-        say(f"{folder} is finished already: nothing to do.")
-        return folder
-    clock = _Clock(folder)
+    with unchanged_generators(), ending_together(fabric), ExitStack() as until_end:
+        source, config = open_source(resolved, machine, show or remarks_to(say))
+        if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
+            say(f"{folder} is finished already: nothing to do.")
+        else:
+            _train_and_select(fabric, config, machine, folder, source, progress, say)
+    return folder
 
+
+def _is_finished(folder: Path, config: ResolvedConfig, resume: bool, until_end: ExitStack) -> bool:
+    """Returns whether the run is finished already; if not, locks its folder until the end."""
+    if is_finished(folder, config, resume=resume):
+        return True
+    until_end.enter_context(training_lock(folder))
+    return is_finished(folder, config, resume=resume)  # another process may have finished it
+
+
+def _train_and_select(
+    fabric: Fabric,
+    config: ResolvedConfig,
+    machine: Machine,
+    folder: Path,
+    source: SourceData,
+    progress: Progress,
+    say: Say,
+) -> None:
+    if source.shared_groups:
+        say(
+            f"{source.shared_groups} group(s) have images both in the source domains and among the "
+            "target images to score: the score will not be one of unseen groups."
+        )
+    clock = Clock(folder)
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(config)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
     say_guessed_ranges(source, say)
-    fingerprint = source.fingerprint()
+    origin = describe_origin(source, backbone if config.starts_from_weights else None)
+    on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels
     if config.freeze_backbone:
         with fabric.rank_zero_first():
@@ -94,14 +125,14 @@ def train_run(
 
     # A run that cannot be trained fails here, before it claims its folder.
     setup.new_model(source)
-    if config.select == LEAVE_ONE_OUT and len(source.domain_names) < 3:
-        raise UserError(
-            "--select leave-one-out needs three source domains: one to hold out, two to train."
-        )
-    if fabric.is_global_zero:
-        claim(folder, config, machine, fingerprint)
+    if config.select == LEAVE_ONE_OUT:
+        check_folds(source)
+
+    def begin() -> None:
+        claim(folder, config, machine, origin)
         checkpoint.save_info(folder, describe_model(config, source))
 
+    on_first(fabric, begin)
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
         chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
@@ -109,13 +140,13 @@ def train_run(
         schedule = replace(schedule, stop=chosen, validate_every=chosen)
     _train(setup, source, schedule, folder, save_model=True)
 
-    if fabric.is_global_zero:
+    def finish() -> None:
         selected = checkpoint.selection(folder)
         write_json(folder / FINISHED, {"seconds": clock.seconds, "selected": selected})
         clock.discard()
         (folder / STATE).unlink(missing_ok=True)
-    fabric.barrier()
-    return folder
+
+    on_first(fabric, finish)
 
 
 class _Setup:
@@ -127,7 +158,7 @@ class _Setup:
         config: ResolvedConfig,
         machine: Machine,
         backbone: Backbone,
-        clock: "_Clock",
+        clock: Clock,
         progress: Progress,
         say: Say,
     ) -> None:
@@ -160,20 +191,20 @@ def _train(
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     state = start(fabric, algorithm, schedule)
-    state.restore(fabric, folder)
+    state.restore(fabric, folder, setup.say)
     bar = setup.progress.bar("Training", schedule.last, state.step)
     with metrics_log(fabric, folder) as log, bar as advance:
         for step, losses in fit(fabric, state, loader, augment, schedule):
             if step % LOG_EVERY == 0 or step == schedule.last:
                 line = {"step": step} | {name: value.item() for name, value in losses.items()}
                 log(line)
-                advance(0, _progress_note(line["loss"], state.best))
             if schedule.validates_at(step):
                 selected = folder if save_model else None
                 select = partial(_select, setup, state, source.val, centres, log, selected)
                 state.best = on_first(fabric, select)
-                if fabric.is_global_zero:
-                    state.save(folder)
+                on_first(fabric, partial(state.save, folder))
+            if step % LOG_EVERY == 0 or schedule.validates_at(step):
+                advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
 
 
@@ -190,7 +221,7 @@ def _select(
     Returns the best score so far.
     """
     model = state.validated.eval()
-    score = _validate(model, val, centres, setup.fabric.device)
+    score = validate(model, val, centres, setup.fabric.device)
     accuracy, nll = score.accuracy, -score.negative_nll
     setup.clock.save()
     log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
@@ -207,33 +238,6 @@ def _select(
     return score
 
 
-def _validate(
-    algorithm: Algorithm, val: LabelledImages, centres: LabelledImages, device: torch.device
-) -> Score:
-    """Finalises the algorithm on source images and scores it on source validation images."""
-    _finalize(algorithm, centres, device)
-    predicted, parts = [], split_for_target_images(algorithm, val)
-    for part in parts:
-        give_target_images(algorithm, part, device)
-        predicted.append(predict(algorithm.probabilities, input_batches(part), device=device))
-    if algorithm.target_images:
-        _finalize(algorithm, centres, device)  # so that the saved model has seen no domain
-    predictions = Predictions.concatenate(predicted)
-    if not np.isfinite(predictions.probabilities).all():
-        raise UserError(
-            "training has diverged: the model predicts NaN. Try a lower --learning-rate or "
-            "--backbone-learning-rate."
-        )
-    scored = metrics(predictions, np.concatenate([part.labels for part in parts]))
-    return Score(scored["accuracy"], -scored["nll"])
-
-
-@torch.inference_mode()
-def _finalize(algorithm: Algorithm, centres: LabelledImages, device: torch.device) -> None:
-    batches = (Batch(*(t.to(device) for t in batch)) for batch in input_batches(centres))
-    algorithm.finalize(batches)
-
-
 def _progress_note(loss: float, best: Score | None) -> str:
     note = "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
     return f"loss {loss:.3f}{note}"
@@ -247,32 +251,22 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
     fabric = setup.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
-        fold = folder / normalise_name(name)
+        # The number, since names may differ in other characters alone: -15 and 15.
+        fold = folder / f"{number}-{normalise_name(name)[:40]}"
         if not on_first(fabric, (fold / FINISHED).is_file):
             setup.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
-            if fabric.is_global_zero:
-                write_json(fold / FINISHED, {})
-                (fold / STATE).unlink(missing_ok=True)
+            on_first(fabric, partial(_finish_fold, fold))
         curves.append(on_first(fabric, partial(validation_curve, fold)))
+    if len({frozenset(curve) for curve in curves}) > 1 or not curves[0]:
+        raise UserError(
+            f"the trainings in {folder} were not validated at the same steps: a metrics.jsonl in "
+            "it is damaged. Delete that folder and resume."
+        )
     mean = {step: sum(curve[step] for curve in curves) / len(curves) for step in curves[0]}
     return max(mean, key=lambda step: (mean[step], -step))
 
 
-class _Clock:
-    """Counts the seconds of a run, including those before it was killed and resumed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "seconds.json"
-        self.before = read_json(self.path)["seconds"] if self.path.is_file() else 0.0
-        self.started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return round(self.before + time.perf_counter() - self.started, 1)
-
-    def save(self) -> None:
-        write_json(self.path, {"seconds": self.seconds})
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
+def _finish_fold(fold: Path) -> None:
+    write_json(fold / FINISHED, {})
+    (fold / STATE).unlink(missing_ok=True)

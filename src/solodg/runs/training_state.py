@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
+from solodg.errors import UserError, validation_error
+from solodg.progress import Say
 from solodg.runs.devices import on_first
 from solodg.runs.metrics_log import drop_lines_after
-from solodg.storage import read_tensors, write_tensors
+from solodg.storage.tensors import read_tensors, write_tensors
 
 STATE = "state.safetensors"
 
@@ -33,6 +36,7 @@ class TrainingState:
     validated: Algorithm  # is scored and saved: `algorithm`, or a moving average of its weights
     step: int = 0  # updates made so far
     best: Score | None = None  # of the model that is saved; None: none has been validated yet
+    precision: Any = None  # of Fabric; holds the gradient scaler of 16-mixed
 
     def save(self, folder: Path) -> None:
         """Writes the state to `folder`; call it in the first process only."""
@@ -42,22 +46,29 @@ class TrainingState:
             tensors |= {f"kept.{name}": tensor for name, tensor in averages.items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        write_tensors(folder / STATE, tensors, {"step": self.step, "best": self.best})
+        scaler = {} if self.precision is None else self.precision.state_dict()
+        header = {"step": self.step, "best": self.best, "scaler": scaler}
+        write_tensors(folder / STATE, tensors, header)
 
-    def restore(self, fabric: Fabric, folder: Path) -> None:
+    def restore(self, fabric: Fabric, folder: Path, say: Say = lambda text: None) -> None:
         """Returns to the last state saved in `folder`, if there is one.
 
-        The first process reads the file for all. Metrics logged after that state are dropped.
+        The first process reads the file for all. Metrics logged after that state are dropped;
+        `say` gets how many lines of metrics were damaged.
         """
-        tensors, header = on_first(fabric, lambda: _read(folder))
+        tensors, header = on_first(fabric, lambda: _read(folder, say))
         if not tensors:
             return
-        self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
-        if self.validated is not self.algorithm:
-            self.validated.load_state_dict(_with_prefix(tensors, "kept."))
-        self._restore_optimizer(_with_prefix(tensors, "optimizer."))
-        self.step = header["step"]
-        self.best = Score(*header["best"]) if header["best"] else None
+        try:
+            self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
+            if self.validated is not self.algorithm:
+                self.validated.load_state_dict(_with_prefix(tensors, "kept."))
+            self._restore_optimizer(_with_prefix(tensors, "optimizer."))
+            if header.scaler:  # states of before have none
+                self.precision.load_state_dict(header.scaler)
+        except (RuntimeError, ValueError, LookupError) as error:
+            raise UserError(f"{folder / STATE} does not fit this run: {error}") from error
+        self.step, self.best = header.step, header.best
 
     def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
         """Loads moments named `<number of the parameter>.<name of the moment>`."""
@@ -73,13 +84,25 @@ class TrainingState:
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+class _Header(BaseModel):
+    """What a saved state holds beside tensors."""
+
+    step: int = 0
+    best: Score | None = None
+    scaler: dict[str, Any] = Field(default_factory=dict)  # of 16-mixed precision
+
+
+def _read(folder: Path, say: Say) -> tuple[dict[str, Tensor], _Header]:
     """Returns the tensors and the header of the saved state; no tensors if there is none."""
     tensors: dict[str, Tensor] = {}
-    header: dict[str, Any] = {"step": 0}
+    header = _Header()
     if (folder / STATE).is_file():
-        tensors, header = read_tensors(folder / STATE)
-    drop_lines_after(folder, header["step"])
+        tensors, found = read_tensors(folder / STATE)
+        try:
+            header = _Header.model_validate(found)
+        except ValidationError as error:
+            raise validation_error(f"{folder / STATE} is damaged", error) from error
+    drop_lines_after(folder, header.step, say)
     return tensors, header
 
 

@@ -62,6 +62,7 @@ _ERRORS = {
     415: "Not a content type for images",
     422: "An image that cannot be read; the reason names it",
     429: "Too many images at once: try again later",
+    500: "The model's output for an image is not finite, or the server failed",
     503: "No response in time, or the server is stopping",
 }
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
-from solodg.runs.predictions import Prediction
+from solodg.runs.predictions import NotFiniteError, Prediction
 
 DIGITS = 3  # with four, 39% of the images had to be computed again, and batches were slower
 TOLERANCE = 1e-6  # above the largest change of a probability by a batch that was measured, 4e-7
@@ -82,6 +82,7 @@ class MicroBatcher:
         return jobs, False
 
     def _compute(self, jobs: list[Job]) -> None:
+        """Computes a batch; an image whose prediction is not finite fails alone."""
         try:
             found = self.predictor.predict_pixels(np.stack([job.pixels for job in jobs]))
             recomputed = 0
@@ -89,6 +90,13 @@ class MicroBatcher:
                 if len(jobs) > 1 and near_rounding_boundary(prediction):
                     (found[number],) = self.predictor.predict_pixels(jobs[number].pixels[None])
                     recomputed += 1
+        except NotFiniteError as error:
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._compute([job])
+            else:
+                jobs[0].result.set_exception(error)
+            return
         except Exception as error:  # every request must get its error, and the thread must go on
             for job in jobs:
                 job.result.set_exception(error)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from solodg.pixels import BadImageError, Pixels, TooManyPixelsError, decode_pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.onnx import OnnxPredictor
+from solodg.runs.predictions import NotFiniteError
 from solodg.serving.admission import AdmissionLimit
 from solodg.serving.batching import MicroBatcher
 from solodg.serving.decode_budget import DecodeBudget
@@ -99,7 +100,10 @@ class Service:
 
     async def _predictions(self, uploads: list[Upload]) -> PredictResponse:
         pixels = await self._all_pixels(uploads)
-        found = await asyncio.gather(*(self.batcher.predict(image) for image in pixels))
+        try:
+            found = await asyncio.gather(*(self.batcher.predict(image) for image in pixels))
+        except NotFiniteError as error:
+            raise RequestError(500, str(error)) from error
         named = zip(uploads, found, strict=True)
         return PredictResponse(
             predictions=[image_prediction(upload.name, prediction) for upload, prediction in named]
@@ -115,7 +119,10 @@ class Service:
             raise RequestError(400, f"{len(uploads)} images: a figure explains one image.")
         pixels = await self._pixels(uploads[0])
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.drawer, self.draw, pixels)
+        try:
+            return await loop.run_in_executor(self.drawer, self.draw, pixels)
+        except NotFiniteError as error:
+            raise RequestError(500, str(error)) from error
 
     async def _all_pixels(self, uploads: list[Upload]) -> list[Pixels]:
         tasks = [asyncio.create_task(self._pixels(upload)) for upload in uploads]

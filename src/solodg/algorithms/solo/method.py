@@ -21,6 +21,7 @@ from solodg.algorithms.solo.networks import Posterior
 from solodg.algorithms.solo.prediction import SoloPrediction
 from solodg.algorithms.solo.training import SoloTraining
 from solodg.models.extractor import Extractor
+from solodg.types import Size
 
 
 class Solo(SoloTraining, SoloPrediction):
@@ -103,17 +104,17 @@ class Solo(SoloTraining, SoloPrediction):
         meta_learning: bool = True,
         turns: Literal["one", "all"] = "all",
         base: Literal["linear", "none"] = "linear",
-        hidden: int | Literal["embedding"] | None = None,
+        hidden: Size | Literal["embedding"] | None = None,
         pre_scale_start: float | None = -4.0,
-        source_samples: int = 4,
-        posterior_samples: int = 10,
-        prior_samples: int = 10,
-        test_samples: int = 32,
+        source_samples: Size = 4,
+        posterior_samples: Size = 10,
+        prior_samples: Size = 10,
+        test_samples: Size = 32,
         prior_weight: float = 1.0,
         kl_weight: float = 1e-4,
         kl_reduction: Literal["mean", "sum"] = "mean",
         kl_warmup: int = 500,
-        style_dim: int | None = None,
+        style_dim: Size | None = None,
     ) -> None:
         super().__init__(backbone, num_classes=num_classes)
         width = _hidden_width(hidden, backbone.embedding_dim)

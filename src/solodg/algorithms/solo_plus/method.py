@@ -26,7 +26,7 @@ from solodg.algorithms.solo_plus.film import FiLM
 from solodg.algorithms.solo_plus.pose import PoseNetwork, domain_disagreement, resample
 from solodg.algorithms.solo_plus.style_code import code_network, within_domain_shuffle
 from solodg.models.extractor import Extractor
-from solodg.types import Batch, Features
+from solodg.types import Batch, Features, Size
 
 _NEED = "the pose is estimated from pixels (leave out the argument frame)"
 
@@ -67,12 +67,12 @@ class SoloPlus(Solo):
         backbone: Extractor,
         *,
         num_classes: int,
-        code_dim: int = 4,
+        code_dim: Size = 4,
         domain_weight: float = 0.3,
         swap: bool = True,
         film: bool = True,
-        frame: Annotated[int, Field(ge=0, strict=True)] = 0,
-        source_samples: int = 4,
+        frame: Annotated[int, Field(ge=0, le=64, strict=True)] = 0,
+        source_samples: Size = 4,
         prior_weight: float = 1.0,
         kl_weight: float = 1e-4,
     ) -> None:

@@ -1,0 +1,119 @@
+"""Arguments of algorithms and adapters in runs and records: all of them, with their values.
+
+A run or a record names every argument, so that a default can change without changing what was
+trained before. Earlier versions named only those that were given. The rest then have the values
+that were the defaults of that time, which stand here. A value here is never changed. An argument
+that is new gets an entry: the value with which its algorithm does what it did before.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Arguments = Mapping[str, Any]
+
+_ALGORITHMS: dict[str, Arguments] = {
+    "coral": {"gamma": 1.0},
+    "csd": {"components": 2, "specific_weight": 1.0, "orthonormality_weight": 1.0},
+    "da_erm": {"code_dim": 64, "hidden": 256},
+    "dson": {},
+    "entropy_regularisation": {"adversary": 0.1, "across": 0.05, "within": 0.001},
+    "erm": {},
+    "jigen": {"permutations": 30, "jigsaw_weight": 0.7},
+    "l2a_ot": {"margin": 0.5, "novelty_weight": 1.0, "cycle_weight": 10.0},
+    "masf": {"inner_rate": 1e-5, "temperature": 2.0, "metric_weight": 0.005, "margin": 10.0},
+    "mixstyle": {"probability": 0.5, "concentration": 0.1},
+    "mldg": {"alpha": 0.5, "beta": 1.0, "second_order": True},
+    "rsc": {"feature_share": 1 / 3, "image_share": 1 / 3},
+    "solo": {
+        "posterior": "hierarchical",
+        "meta_learning": True,
+        "turns": "all",
+        "base": "linear",
+        "hidden": None,
+        "pre_scale_start": -4.0,
+        "source_samples": 4,
+        "posterior_samples": 10,
+        "prior_samples": 10,
+        "test_samples": 32,
+        "prior_weight": 1.0,
+        "kl_weight": 1e-4,
+        "kl_reduction": "mean",
+        "kl_warmup": 500,
+        "style_dim": None,
+    },
+    "solo_plus": {
+        "code_dim": 4,
+        "domain_weight": 0.3,
+        "swap": True,
+        "film": True,
+        "frame": 0,
+        "source_samples": 4,
+        "prior_weight": 1.0,
+        "kl_weight": 1e-4,
+    },
+    "ttt": {"rotation_weight": 1.0},
+}
+_VARIANTS: dict[tuple[str, str], Arguments] = {
+    ("mldg", "first-order"): {"second_order": False},
+    ("solo", "invariant"): {"posterior": "invariant"},
+    ("solo", "no-hierarchy"): {"posterior": "concatenation"},
+    ("solo", "no-prior-supervision"): {"prior_weight": 0.0},
+    ("solo", "no-meta-learning"): {"meta_learning": False},
+    ("solo", "literal"): {
+        "turns": "one",
+        "base": "none",
+        "hidden": "embedding",
+        "source_samples": 10,
+        "pre_scale_start": None,
+        "kl_weight": 1e-5,
+        "kl_reduction": "sum",
+        "kl_warmup": 0,
+    },
+    ("solo_plus", "no-swap"): {"swap": False},
+    ("solo_plus", "no-film"): {"film": False},
+    ("solo_plus", "no-domain-supervision"): {"domain_weight": 0.0},
+    ("solo_plus", "no-frame"): {"frame": 0},
+}
+_ADAPTERS: dict[str, Arguments] = {
+    "bn": {},
+    "memo": {"copies": 32, "learning_rate": 0.00025},
+    "none": {},
+    "shot": {"steps": 1, "learning_rate": 0.0001, "pseudo_weight": 0.3},
+    "t3a": {"keep": 100},
+    "tent": {"steps": 1, "learning_rate": 0.001},
+    "ttt": {"steps": 10, "learning_rate": 0.001},
+}
+
+
+def complete_arguments(
+    algorithm: str, arguments: Arguments, variant: str = "default"
+) -> dict[str, Any]:
+    """Returns stored arguments of an algorithm with those that an earlier version left out."""
+    return {**_before(algorithm, variant), **arguments}
+
+
+def complete_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a stored configuration with the arguments that an earlier version left out."""
+    stored = values.get("arguments") or {}
+    arguments = complete_arguments(values["algorithm"], stored, values["variant"])
+    return {**values, "arguments": arguments}
+
+
+def changed_arguments(algorithm: str, arguments: Arguments, variant: str) -> dict[str, Any]:
+    """Returns the arguments that differ from the defaults of earlier versions.
+
+    Keys of runs are made of these alone: so a run has the key that it had when only given
+    arguments were stored, and another key once a default has changed.
+    """
+    before = _before(algorithm, variant)
+    return {k: v for k, v in arguments.items() if k not in before or before[k] != v}
+
+
+def changed_adapter_arguments(adapter: str, arguments: Arguments) -> dict[str, Any]:
+    """Returns the arguments of an adapter that differ from the defaults of earlier versions."""
+    before = _ADAPTERS.get(adapter, {})
+    return {k: v for k, v in arguments.items() if k not in before or before[k] != v}
+
+
+def _before(algorithm: str, variant: str) -> dict[str, Any]:
+    return {**_ALGORITHMS.get(algorithm, {}), **_VARIANTS.get((algorithm, variant), {})}
