@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: install install-dev demo test torture bench quick lint browser clean
+.PHONY: install install-dev demo test lowest torture bench quick lint browser clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,24 @@ demo: install
 # Two processes of one thread each are faster on two cores than one process of two threads.
 test: install-dev lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The lower bounds of pyproject.toml, installed in a fresh environment, and the tests that meet each
+# of these packages in a few minutes. LOWEST replaces bounds that cannot be had here, e.g.
+# make lowest LOWEST="torch==2.13.0 torchvision==0.28.0": on Linux, PyPI's torch brings CUDA, 5 GB.
+LOWEST ?=
+LOWEST_VENV := .venv-lowest
+LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode estimator figures onnx \
+  plan plan_table predictor resampling rotated serving storage stream verify)
+
+lowest:
+	@echo "Installing the lowest versions into $(LOWEST_VENV): several minutes"
+	@rm -rf $(LOWEST_VENV)
+	@$(PYTHON) -m venv $(LOWEST_VENV)
+	@$(LOWEST_VENV)/bin/python tools/lowest.py $(LOWEST) > $(LOWEST_VENV)/lowest.txt
+	@$(LOWEST_VENV)/bin/python -m pip install --quiet --constraint $(LOWEST_VENV)/lowest.txt \
+	  --editable '.[ray,onnx,serve,tensorboard]' pytest pytest-timeout pytest-xdist hypothesis httpx
+	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest -n 2 --dist loadfile \
+	  $(addsuffix .py,$(LOWEST_TESTS))
 
 # For the tests that open pages: Chromium, where apt may install it. Without it they skip.
 browser:
@@ -74,4 +92,4 @@ lint: install-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

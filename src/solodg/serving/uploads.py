@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -53,6 +54,8 @@ async def _from_form(request: Request, max_images: int) -> list[Upload]:
         if "files" in str(error.detail):
             raise RequestError(413, f"a request may hold at most {max_images} images.") from error
         raise RequestError(400, f"the form cannot be read: {error.detail}") from error
+    except FormParserError as error:  # which newer versions of Starlette turn into the above
+        raise RequestError(400, f"the form cannot be read: {error}") from error
 
 
 def _check_length(request: Request, limit: int) -> None:

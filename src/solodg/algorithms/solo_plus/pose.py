@@ -132,7 +132,7 @@ def resample(x: Tensor, poses: Tensor) -> Tensor:
 
 def _shrink(x: Tensor) -> Tensor:
     """Returns images (B, C, 32, 32) without aliasing, by operators that every exporter has."""
-    times = min(x.shape[2:]) // _INPUT_SIZE
+    times = int(min(x.shape[2:]) // _INPUT_SIZE)  # older versions of torch trace a tensor
     if times > 1:
         x = F.avg_pool2d(x, times)
     if x.shape[2:] == (_INPUT_SIZE, _INPUT_SIZE):
