@@ -72,9 +72,7 @@ class Command(NamedTuple):
     answer: Callable[[Place, Finished], Any]
     serves: bool = False  # it does not end by itself
 
-    def run(
-        self, place: Place, before: Callable[[], None] = lambda: None
-    ) -> tuple[Finished, Any]:
+    def run(self, place: Place, before: Callable[[], None] = lambda: None) -> tuple[Finished, Any]:
         """Runs the command; returns how it ended, and its answer where the exit code is 0."""
         if self.serves:
             return _serve(self.arguments(place), before)
@@ -238,14 +236,10 @@ def _serve(arguments: list[Any], before: Callable[[], None]) -> tuple[Finished, 
 
 COMMANDS = {
     "predict": Command(lambda p: ["predict", p.run, IMAGE, "--json"], _said),
-    "evaluate": Command(
-        lambda p: ["evaluate", p.run, "--json", "--accelerator", "cpu"], _scores
-    ),
+    "evaluate": Command(lambda p: ["evaluate", p.run, "--json", "--accelerator", "cpu"], _scores),
     "explain": Command(lambda p: ["explain", p.run, IMAGE], _figure),
     "report": Command(lambda p: ["report", p.run, "--images", 2], _page),
-    "export": Command(
-        lambda p: ["export", p.run, "--onnx", p.onnx], lambda p, _: _digest(p.onnx)
-    ),
+    "export": Command(lambda p: ["export", p.run, "--onnx", p.onnx], lambda p, _: _digest(p.onnx)),
     "study": Command(lambda p: ["study", p.run, "--images", 4], _study),
     "serve": Command(lambda p: ["serve", p.run, "--port", 0], _said, serves=True),
     "train again": Command(lambda p: train_arguments(p.run), _said),

@@ -273,7 +273,9 @@ def in_form(files: list[tuple[str, bytes]]) -> bytes:
     """Returns a form of several files, by name and content."""
     parts = [
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="images"; filename="{name}"\r\n'
-        "Content-Type: image/png\r\n\r\n".encode() + content + b"\r\n"
+        "Content-Type: image/png\r\n\r\n".encode()
+        + content
+        + b"\r\n"
         for name, content in files
     ]
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()

@@ -51,6 +51,4 @@ def torture(tally: Tally, scratch: Path, seed: int, count: int) -> None:
             f"{name} {value:.0f} ms"
             for name, value in zip(("p50", "p90", "p99", "longest"), quantiles, strict=True)
         )
-        tally.figures.insert(
-            0, f"{answered:,} answers to {CLIENTS} clients in {count} s: {shown}"
-        )
+        tally.figures.insert(0, f"{answered:,} answers to {CLIENTS} clients in {count} s: {shown}")
