@@ -33,7 +33,7 @@ test: install-dev lint browser
 
 # The lower bounds of pyproject.toml, installed in a fresh environment, and the tests that meet each
 # of these packages in a few minutes. LOWEST replaces bounds that cannot be had here, e.g.
-# make lowest LOWEST="torch==2.13.0 torchvision==0.28.0": on Linux, PyPI's torch brings CUDA, 5 GB.
+# make lowest LOWEST="torch==2.13.0 torchvision==0.28.0": on Linux, PyPI's torch brings CUDA, several GB.
 LOWEST ?=
 LOWEST_VENV := .venv-lowest
 LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode estimator figures onnx \
