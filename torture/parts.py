@@ -16,7 +16,7 @@ from typing import NamedTuple
 from torture.tally import Tally
 
 # Seconds after which a part is ended and has failed: half an hour for all of them.
-LIMITS = {"kills": 400, "files": 460, "disk": 200, "requests": 340, "load": 90, "large": 230,
+LIMITS = {"kills": 350, "files": 460, "disk": 180, "requests": 500, "load": 80, "large": 150,
           "sigterm": 80}  # fmt: skip
 START, END = "<!-- torture: figures of the last run -->", "<!-- torture: end -->"
 
