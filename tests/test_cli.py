@@ -363,3 +363,22 @@ def test_a_stream_changes_no_answer_of_a_single_sample_method(solodg, tmp_path: 
             {r["domain"]: r["metrics"]["accuracy"] for r in records if r["role"] == "target"}
         )
     assert found[0] == found[1] == found[2]
+
+
+def test_an_output_that_is_a_file_is_a_line_of_error(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["train", "toy", "--backbone", "small_cnn", "--steps", "1"]
+    monkeypatch.setattr("sys.argv", ["solodg", *command, "--output", str(tmp_path / "file")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "choose another folder with --output" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "options", [["--queue-mb", "nan"], ["--max-mb", "inf"], ["--timeout", "nan"]]
+)
+def test_limits_of_the_server_are_finite(solodg, trained, options: list[str]) -> None:
+    code, _, err = solodg("serve", trained[0], *options)
+    assert code == 2
+    assert "finite" in err

@@ -1,6 +1,7 @@
 """Decoding: every kind of image file a user may bring, as real files."""
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from PIL import Image
 
 from solodg.data.decode import BadImageError, decode
 from solodg.data.images import ImageFiles, MemoryBudget
-from solodg.pixels import DecodeLimits, TooManyPixelsError, decode_pixels
+from solodg.errors import UserError
+from solodg.pixels import DecodeLimits, TooManyPixelsError, decode_pixels, pixels_of
 
 GRADIENT = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))  # (30, 40): dark to light
 
@@ -196,3 +198,14 @@ def test_bad_images_are_found_beforehand(tmp_path: Path) -> None:
     assert list(bad) == [2]
     assert "2.png" in str(bad[2])
     assert sum(done) == 5
+
+
+def test_an_image_without_pixels_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    for shape in ((0, 4), (4, 0, 3)):
+        with pytest.raises(UserError, match="no pixels"):
+            pixels_of(np.zeros(shape, np.float32), channels=3, size=8)
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(BadImageError, match="not a regular file"):
+        pixels_of(tmp_path / "pipe.png", channels=3, size=8)
+    images = ImageFiles(tmp_path, ["pipe.png"], channels=3, size=8, budget=MemoryBudget(0))
+    assert images.keys() == ["pipe.png:unreadable"]

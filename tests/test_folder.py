@@ -222,3 +222,9 @@ def test_a_manifest_that_is_no_text_is_refused(image_folder: Path, content: str)
     (image_folder / "list.csv").write_text(f"path,label,domain\n{content}\n")
     with pytest.raises(UserError, match=r"list\.csv"):
         load(image_folder / "list.csv")
+
+
+def test_a_file_in_two_domains_by_a_link_is_refused(image_folder: Path) -> None:
+    (image_folder / "b" / "apple" / "copy.png").symlink_to(image_folder / "a" / "apple" / "0.png")
+    with pytest.raises(UserError, match=r"copy\.png and .*0\.png are one file"):
+        load(image_folder)

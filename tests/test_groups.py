@@ -19,7 +19,7 @@ from solodg.report.predictions import predict_run
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.train import train_run
-from solodg.storage import read_json
+from solodg.storage import read_json, write_json
 
 CPU = Machine(accelerator="cpu")
 SMALL = {"backbone": "small_cnn", "algorithm": "erm", "image_size": 16, "steps": 1,
@@ -200,3 +200,23 @@ def test_leaving_one_out_trains_where_groups_leave_a_domain_without_validation(t
                        val_fraction=0.1, **SMALL)  # fmt: skip
     folder = train_run(config, CPU, tmp_path / "run")
     assert read_json(folder / "finished.json")["selected"]["step"] == 1
+
+
+def test_a_run_of_before_with_shared_groups_is_still_scored_and_its_records_say_so(
+    tmp_path: Path,
+) -> None:
+    data = patients(tmp_path / "scans", shared=2)
+    config = RunConfig(dataset=str(data), targets=("d",), allow_shared_groups=True, **SMALL)
+    run = train_run(config, CPU, tmp_path / "run")
+    stored = read_json(run / "config.json")
+    write_json(run / "config.json", {k: v for k, v in stored.items() if "groups" not in k})
+    (record, *_) = evaluate_run(run, CPU)
+    assert record.data["shared_groups"] == 2
+    assert "2 groups both in the sources" in record.protocol
+
+
+def test_groups_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
+    data = patients(tmp_path / "scans", shared=0)
+    data.write_text(data.read_text().replace(",d0", ",A0"))
+    with pytest.raises(UserError, match="groups 'A0' and 'a0'"):
+        train_run(RunConfig(dataset=str(data), targets=("d",), **SMALL), CPU, tmp_path / "run")

@@ -1,8 +1,10 @@
 """Resuming a run: one process at a time, on the data, weights and versions that it began with."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,6 +15,7 @@ from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.origin import describe_origin
 from solodg.runs.train import train_run
 from solodg.storage import read_json, write_json
 
@@ -137,7 +140,7 @@ def test_a_run_of_before_resumes_by_its_fingerprint(tmp_path: Path) -> None:
     folder = killed_run(small(), tmp_path / "run")
     found = read_json(folder / "source.json")["fingerprint"]
     write_json(folder / "source.json", {"fingerprint": "0" * 16})
-    with pytest.raises(UserError, match="the source images, or their split, are others"):
+    with pytest.raises(UserError, match="the source images or their split are others"):
         train_run(small(), CPU, folder, resume=True)
     write_json(folder / "source.json", {"fingerprint": found})
     train_run(small(), CPU, folder, resume=True)
@@ -150,3 +153,12 @@ def test_a_finished_cell_of_other_images_is_not_scored(tmp_path: Path, image_fol
     (image_folder / "a" / "pear" / "0.png").unlink()
     with pytest.raises(UserError, match="was trained on other source images"):
         run_cell(cell, CPU, tmp_path / "out")
+
+
+def test_a_run_does_not_resume_on_images_in_another_order(toy) -> None:
+    source = toy.leave_out(["sky"])
+    order = np.arange(len(source.train))[::-1]
+    turned = replace(source, train=source.train.subset(order))
+    before, now = describe_origin(source, None), describe_origin(turned, None)
+    assert before.differences(before) == []
+    assert before.differences(now) == ["the source images are in another order"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from solodg.bench.verdict import Agreement, compare
+from solodg.bench.verify import records_beside
 from solodg.progress import NoProgress
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
@@ -140,3 +141,28 @@ def test_a_record_says_what_the_processor_can_do_but_not_its_name(record: Record
     assert record.machine == machine_kind(torch.device("cpu"))
     assert record.machine["capability"] == torch.backends.cpu.get_cpu_capability()
     assert "Intel" not in json.dumps(record.machine)
+
+
+def test_a_record_that_does_not_say_its_processor_is_no_other_machine(record: Record) -> None:
+    machine = {k: v for k, v in record.machine.items() if k not in ("capability", "instructions")}
+    old = edited(record, machine=machine)
+    now = edited(record, metrics=record.metrics | {"accuracy": 0.123})
+    seeds = [with_seed(old, seed, seed / 10) for seed in (5, 6, 7)]
+    verdict = compare(old, now, [old, *seeds])
+    assert verdict.agreement == Agreement.OTHER_DATA_OR_CODE
+    assert not verdict.ok
+    assert "does not say what its processor" in verdict.reason
+
+
+@pytest.mark.parametrize("config", [{}, {"algorithm": "erm", "variant": ["x"]},
+                                    {"algorithm": "erm", "variant": "a", "arguments": [1]}])  # fmt: skip
+def test_a_record_with_a_damaged_config_is_refused_and_no_neighbour_of_others(
+    record: Record, config: dict[str, Any], tmp_path: Path, solodg
+) -> None:
+    file = tmp_path / "records.jsonl"
+    broken = edited(record, config=config)
+    file.write_text("".join(json.dumps(r.model_dump()) + "\n" for r in (broken, record)))
+    code, _, err = solodg("bench", "--verify", f"{file}:1")
+    assert code == 2
+    assert "damaged" in err
+    assert records_beside(f"{file}:2") == [record]

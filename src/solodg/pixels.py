@@ -76,7 +76,7 @@ def decode_pixels(
     try:
         if isinstance(source, Image.Image):
             return _to_pixels(ImageOps.exif_transpose(source), channels, size, window, on_guess)
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        file = io.BytesIO(source) if isinstance(source, bytes) else _regular_file(source, name)
         with Image.open(file, formats=limits.formats if limits else None) as image:
             count = image.width * image.height
             if limits and count > limits.max_pixels:
@@ -103,6 +103,14 @@ def decode_pixels(
         raise BadImageError(name, str(error) or type(error).__name__) from error
 
 
+def _regular_file(path: str | Path, name: str) -> str | Path:
+    """Returns the path; raises `BadImageError` for a pipe or a device, which may have no end."""
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise BadImageError(name, "not a regular file")
+    return path
+
+
 def pixels_of(
     image: ImageLike, *, channels: int, size: int, window: Window | None = None
 ) -> Pixels:
@@ -121,7 +129,7 @@ def _to_pixels(
 ) -> Pixels:
     wide = image.mode.startswith("I") or image.mode == "F"
     if window and not wide:
-        raise ValueError(_not_for_window(f"8-bit pixels (mode {image.mode})", window))
+        raise ValueError(_not_for_window(f"a colour or 8-bit image (mode {image.mode})", window))
     if wide:
         image = _to_eight_bits(image, window)
         if window is None:
@@ -206,8 +214,8 @@ def _guessed_top(smallest: float, largest: float, floats: bool) -> float:
 
 def _not_for_window(found: str, window: Window) -> str:
     return (
-        f"{found}: the window {window[0]:g} to {window[1]:g} is for the original values, of more "
-        "than 8 bits"
+        f"{found}: the window {window[0]:g} to {window[1]:g} is for the original values of grey "
+        "images of more than 8 bits"
     )
 
 
@@ -242,6 +250,8 @@ def _as_pil(image: Any, window: Window | None) -> Image.Image:
             f"an image of shape {tuple(image.shape)}: expected (H, W) or (H, W, 3) for an array, "
             "(1, H, W) or (3, H, W) for a tensor."
         )
+    if pixels.size == 0:
+        raise UserError(f"an image of shape {tuple(image.shape)} has no pixels.")
     if np.issubdtype(pixels.dtype, np.floating):
         try:
             nan, infinite = (int(test(pixels).sum()) for test in (np.isnan, np.isinf))

@@ -36,9 +36,8 @@ class Cell:
         given["arguments"] = changed_arguments(
             self.config.algorithm, given["arguments"], self.config.variant
         )
-        if (
-            self.config.dataset not in DATASETS
-        ):  # folders of the same name may be different datasets
+        # Folders of the same name may be different datasets.
+        if self.config.dataset not in DATASETS:
             given["dataset"] = str(Path(self.config.dataset).resolve())
         text = json.dumps(given, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -52,8 +52,13 @@ def compare(record: Record, repeated: Record, recorded: Iterable[Record]) -> Ver
     if record.versions.get("solodg") != repeated.versions.get("solodg"):
         reason = "the version of solodg is another, and so are the numbers."
         return Verdict(Agreement.OTHER_DATA_OR_CODE, reason, ok=False)
-    if not environment_changes(record, repeated):
+    if not _known_changes(record, repeated):
         reason = "data, versions and kind of machine are the same, but the numbers differ."
+        if "capability" not in record.machine:
+            reason = (
+                "data and versions are the same, and the record does not say what its processor "
+                "can do, but the numbers differ."
+            )
         return Verdict(Agreement.OTHER_DATA_OR_CODE, reason, ok=False)
     return _beside_seeds(differing, _by_seed(record, recorded))
 
@@ -99,6 +104,18 @@ def environment_changes(record: Record, repeated: Record) -> list[str]:
                 was, is_now = (x.get(key, "not recorded") for x in (before, now))
                 changes.append(f"{part}: {key} was {was}, is {is_now}")
     return changes
+
+
+def _known_changes(record: Record, repeated: Record) -> bool:
+    """Returns whether a version or a fact about the machine that the record holds has changed."""
+    return any(
+        now.get(key) != value
+        for before, now in (
+            (record.versions, repeated.versions),
+            (record.machine, repeated.machine),
+        )
+        for key, value in before.items()
+    )
 
 
 def _by_seed(record: Record, recorded: Iterable[Record]) -> dict[int, dict[str, float]]:

@@ -44,10 +44,10 @@ def records_beside(where: str) -> list[Record]:
     """Reads all records of the file that `where` names, as `read_record` reads one of them."""
     records = []
     for line in read_lines(_place(where)[0]):
-        try:
-            records.append(Record.model_validate(line))
-        except ValidationError:
-            continue  # a failure, or a line of another version
+        with suppress(ValidationError, UserError):  # a failure, or a line of another version
+            record = Record.model_validate(line)
+            recorded_config(record)
+            records.append(record)
     return records
 
 

@@ -93,18 +93,21 @@ def evaluate(
         progress=BarProgress(err),
         say=err.print,
     )
+    problem: OSError | None = None
+    try:
+        append_records(run, records)  # first: whoever reads the output may close it early
+    except OSError as error:
+        problem = error
     if json_:
         for record in records:
             sys.stdout.write(record.model_dump_json() + "\n")
     else:
         out.print(evaluation_table(records))
-    try:
-        append_records(run, records)
-    except OSError as error:
+    if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
-            f"{error.strerror}. Copy the run to a folder that can be written, or keep the output "
+            f"{problem.strerror}. Copy the run to a folder that can be written, or keep the output "
             "of --json."
-        ) from error
+        ) from problem
     if not json_:
         out.print(f"Protocol: {records[0].protocol}. Records: {run / RESULTS}")

@@ -1,5 +1,6 @@
 """`solodg serve`."""
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,11 +78,11 @@ def serve(
     settings = ServerSettings(
         max_batch=max_batch,
         max_images=max_images,
-        max_bytes=int(max_mb * 1024**2),
+        max_bytes=_bytes("--max-mb", max_mb),
         max_pixels=max_pixels,
         decode_pixels=decode_pixels,
         queue=queue,
-        queue_bytes=int(queue_mb * 1024**2),
+        queue_bytes=_bytes("--queue-mb", queue_mb),
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
@@ -116,3 +117,9 @@ def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
         return themed_svg(explain_figure(explain_pixels(predictor, projection, pixels)))
 
     return draw
+
+
+def _bytes(option: str, megabytes: float) -> int:
+    if not math.isfinite(megabytes):
+        raise UserError(f"{option} {megabytes}: expected a finite number of megabytes.")
+    return int(megabytes * 1024**2)

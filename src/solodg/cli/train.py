@@ -43,10 +43,10 @@ def train(
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
 
-    Neither training nor the choice of the model sees the target domain. A table of the images is
-    printed first ([bold]solodg datasets[/bold] has it as JSON). Without --target it is
-    the default target of the dataset, if it has one. Score the model on it with
-    [bold]solodg evaluate RUN[/bold].
+    Neither training nor the choice of the model sees the target domain. Without --target, the
+    default target of the dataset is left out, if it has one. Score the model on the target with
+    [bold]solodg evaluate RUN[/bold]. A table of the images is printed first; for the same as
+    JSON, use [bold]solodg datasets DATA --json[/bold].
     """
     from solodg.progress import BarProgress
     from solodg.runs.defaults import resolve

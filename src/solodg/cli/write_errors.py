@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CONTINUES = {
     "train": "What was saved before is intact: once there is space, --resume continues from it.",
@@ -34,6 +35,9 @@ def write_error(error: OSError, command: str) -> str | None:
         if "features" in Path(str(error.filename)).parts[-2:]:  # see runs.build.feature_store
             elsewhere = "name another folder for features with $SOLODG_CACHE"
         help_text = f"Give yourself the permission, or {elsewhere}."
+    elif error.errno in _NO_FOLDER:
+        elsewhere = _ELSEWHERE.get(command, "choose another place")
+        help_text = f"It cannot be written there: {elsewhere}."
     else:
         return None
     return f"{error.strerror}{where}. {help_text}"

@@ -139,8 +139,9 @@ class ImageFiles:
         return list(self._keys)
 
     def _content(self, path: str) -> str:
+        file = self.root / path
         try:
-            return digest((self.root / path).read_bytes())
+            return digest(file.read_bytes()) if file.is_file() else "unreadable"
         except OSError:
             return "unreadable"
 

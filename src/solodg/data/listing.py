@@ -19,7 +19,7 @@ _OTHER_FOLDER = "folders that are no domain of this dataset"
 _OUTSIDE = "images outside of domain folders"
 _UNREADABLE = "broken links and special files"
 _DICOM = " (DICOM is not read: convert them to PNG or TIFF)"
-_Folder = tuple[int, int]  # device and inode: the same for every path to a folder
+_Identity = tuple[int, int]  # device and inode: the same for every path to a file
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Listing:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._left_out: dict[str, LeftOut] = {}
-        self._seen: dict[_Folder, Path] = {}
+        self._seen: dict[_Identity, Path] = {}
+        self._files: dict[_Identity, Path] = {}
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -92,7 +93,7 @@ class Listing:
         for name in names:
             self._leave_out(_OTHER_FOLDER, self.root / name)
 
-    def _files_below(self, folder: Path, above: tuple[_Folder, ...]) -> Iterator[Path]:
+    def _files_below(self, folder: Path, above: tuple[_Identity, ...]) -> Iterator[Path]:
         """Yields the images of a class, also those of folders within its folder."""
         open_folders = [(folder, above)]
         while open_folders:
@@ -102,11 +103,12 @@ class Listing:
             open_folders += [(inner, above) for inner in folders]
             for path in files:
                 if _is_image(path):
+                    self._check_link(path)
                     yield path
                 else:
                     self._leave_out(_ending(path), path)
 
-    def _visit(self, folder: Path, above: tuple[_Folder, ...]) -> _Folder:
+    def _visit(self, folder: Path, above: tuple[_Identity, ...]) -> _Identity:
         """Notes that a folder is read; an error if it was read before, under another path."""
         identity = _identity(folder)
         if identity in above:
@@ -118,6 +120,19 @@ class Listing:
                 "Remove one of them."
             )
         return identity
+
+    def _check_link(self, path: Path) -> None:
+        """Raises `UserError` if a file is also in another domain, by a link."""
+        try:
+            other = self._files.setdefault(_identity(path), path)
+        except OSError:  # a broken link: reported as an unreadable image
+            return
+        here, there = (file.relative_to(self.root).parts[0] for file in (path, other))
+        if here != there:
+            raise UserError(
+                f"{path} and {other} are one file, by a link: it would be in two domains. Remove "
+                "one of them."
+            )
 
     def _entries(self, folder: Path) -> tuple[list[Path], list[Path]]:
         """Returns the folders and the files in a folder, by name; leaves out all else."""
@@ -160,7 +175,7 @@ def _follows(entry: "os.DirEntry[str]", *, folder: bool) -> bool:
         return False
 
 
-def _identity(folder: Path) -> _Folder:
+def _identity(folder: Path) -> _Identity:
     found = folder.stat()
     return found.st_dev, found.st_ino
 

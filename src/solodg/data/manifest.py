@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from solodg.data.domains import DomainDataset, normalise_name
-from solodg.data.folder import dataset_of_files
+from solodg.data.folder import check_spelling, dataset_of_files
 from solodg.data.listing import ListedImage
 from solodg.data.loading import Loading
 from solodg.data.splits import SPLIT_NAMES
@@ -135,6 +135,7 @@ def _notes(path: Path, header: Sequence[str]) -> tuple[str, ...]:
 
 def _with_groups(dataset: DomainDataset, groups: Sequence[str]) -> DomainDataset:
     """Returns the dataset with groups; an image without one is a group of its own."""
+    check_spelling("groups", sorted({*groups} - {""}))
     keys = [group or f"\0{i}" for i, group in enumerate(groups)]
     _, numbers = np.unique(keys, return_inverse=True)
     given = dataset.protocol == "given-split"

@@ -90,7 +90,9 @@ def stored_projection(
     path = folder / PROJECTION_FILE
     weights = digest((folder / WEIGHTS).read_bytes())
     if path.is_file():
-        with suppress(UserError, KeyError):  # a damaged one is fitted again
+        with suppress(
+            UserError, LookupError, TypeError, ValueError, RuntimeError
+        ):  # a damaged one is fitted again
             tensors, header = read_tensors(path)
             if (header.get("format"), header.get("weights")) == (PROJECTION_FORMAT, weights):
                 return _read(tensors, header)

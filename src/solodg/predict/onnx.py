@@ -69,7 +69,8 @@ def open_session(content: bytes, name: str) -> "InferenceSession":
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX Runtime", error) from error
     try:
-        external = content[4:8] == b"ORTM" or has_external_data(content)  # another format of theirs
+        # ORTM: ONNX Runtime's own format, whose references cannot be checked here.
+        external = content[4:8] == b"ORTM" or has_external_data(content)
     except ValueError as error:
         raise UserError(f"{name} is not a readable ONNX file ({error}).") from error
     if external:

@@ -191,6 +191,8 @@ def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:
         text += f"-{config.val_fraction:g}-seed-{config.seed}"
     if config.score_on:
         text += f", targets scored on {config.score_on} images"
+        if dataset.groups is not None:
+            text += ", whose groups may be among the validation images of the sources"
     if shared := dataset.facts.get("shared_groups"):
         text += f", {shared} group{'s' * (shared > 1)} both in the sources and in the scored images"
     return text

@@ -58,7 +58,8 @@ def _is_metrics(line: dict[str, Any]) -> bool:
 def validation_curve(folder: Path) -> dict[int, float]:
     """Returns the validation accuracy by step."""
     lines = read_metrics(folder)
-    return {line["step"]: line["val_accuracy"] for line in lines if "val_accuracy" in line}
+    accuracies = {line["step"]: line.get("val_accuracy") for line in lines}
+    return {step: value for step, value in accuracies.items() if value is not None}
 
 
 @contextmanager

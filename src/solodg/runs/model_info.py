@@ -39,6 +39,13 @@ class ModelInfo(BaseModel):
         """Returns whether the files of this model hold checksums: from the third format on."""
         return self.format != "solodg-model-2"
 
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError("the first number must be below the second")
+        return value
+
     @field_validator("classes", "source_domains")
     @classmethod
     def _once_each(cls, value: list[str]) -> list[str]:

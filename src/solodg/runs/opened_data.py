@@ -74,6 +74,14 @@ def source_domains(dataset: DomainDataset, config: ResolvedConfig) -> SourceData
     )
 
 
+def with_shared_groups(config: ResolvedConfig) -> ResolvedConfig:
+    """Returns the configuration of a finished run, for opening its data whatever groups it shares.
+
+    Only training refuses shared groups. A run of before may have them; its records then say so.
+    """
+    return config.model_copy(update={"allow_shared_groups": True})
+
+
 def scored_part(config: ResolvedConfig) -> int:
     """Returns the part of the target domains that is scored."""
     return VAL if config.score_on == "validation" else TEST
@@ -87,7 +95,7 @@ def reopen_source(
     A run with `skip_bad_images` left unreadable images out after the split. The same is done here,
     so that all other images stay in their parts.
     """
-    source, config = open_source(config, machine)
+    source, config = open_source(with_shared_groups(config), machine)
     if config.skip_bad_images:
         train = without_bad_images(source.train, config, progress, say)
         source = replace(source, train=train)

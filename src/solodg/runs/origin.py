@@ -35,8 +35,9 @@ class Origin(BaseModel):
                 text = _difference(self.domains.get(name), now.domains.get(name))
                 if text:
                     found.append(f"source domain {name!r} {text}")
-        elif self.fingerprint != now.fingerprint:
-            found.append("the source images, or their split, are others")
+        if not found and self.fingerprint != now.fingerprint:
+            what = "are in another order" if self.domains else "or their split are others"
+            found.append(f"the source images {what}")
         if self.weights and self.weights != now.weights:
             found.append(
                 f"the initial weights of the backbone are others ({self.weights} -> {now.weights})"

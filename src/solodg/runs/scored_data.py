@@ -24,6 +24,7 @@ from solodg.runs.opened_data import (
     read_source,
     scored_part,
     source_domains,
+    with_shared_groups,
     without_bad_images,
 )
 
@@ -74,8 +75,8 @@ def open_scored(
         assert isinstance(algorithm.backbone, Backbone)
         store = feature_store(config, machine, algorithm.backbone, device, progress)
         algorithm = reading_features(algorithm)
-    source = source_domains(data, config)
-    if config.allow_shared_groups:
+    source = source_domains(data, with_shared_groups(config))
+    if source.shared_groups:
         data = replace(data, facts=data.facts | {"shared_groups": source.shared_groups})
     parts = _scored_parts(data, source, config, folder, store, same_sources, progress, say)
     return ScoredData(config, data, parts, algorithm)

@@ -9,6 +9,8 @@ that is new gets an entry: the value with which its algorithm does what it did b
 from collections.abc import Mapping
 from typing import Any
 
+from solodg.errors import UserError
+
 Arguments = Mapping[str, Any]
 
 _ALGORITHMS: dict[str, Arguments] = {
@@ -93,9 +95,19 @@ def complete_arguments(
 
 
 def complete_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a stored configuration with the arguments that an earlier version left out."""
+    """Returns a stored configuration with the arguments that an earlier version left out.
+
+    Raises `UserError` for values that are no configuration.
+    """
+    algorithm, variant = values.get("algorithm"), values.get("variant")
     stored = values.get("arguments") or {}
-    arguments = complete_arguments(values["algorithm"], stored, values["variant"])
+    if not (
+        isinstance(algorithm, str) and isinstance(variant, str) and isinstance(stored, Mapping)
+    ):
+        raise UserError(
+            "a stored config is damaged: algorithm and variant must be names, arguments an object."
+        )
+    arguments = complete_arguments(algorithm, stored, variant)
     return {**values, "arguments": arguments}
 
 

@@ -1,5 +1,6 @@
 """The settings of the server: its limits, and the bearer token."""
 
+import math
 from dataclasses import dataclass, field
 
 from solodg.errors import UserError
@@ -22,10 +23,11 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         sizes = (self.max_batch, self.max_images, self.max_bytes, self.max_pixels)
-        if min(*sizes, self.decode_pixels, self.queue, self.queue_bytes) < 1 or self.seconds <= 0:
+        smallest = min(*sizes, self.decode_pixels, self.queue, self.queue_bytes)
+        if smallest < 1 or not 0 < self.seconds < math.inf:
             raise UserError(
                 "the server's limits (--max-..., --decode-pixels, --queue..., --timeout) must be "
-                "above 0."
+                "finite and above 0."
             )
         if self.queue < self.max_images:
             raise UserError(
