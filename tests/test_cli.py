@@ -127,7 +127,7 @@ MISTAKES = {
     "export to another kind": (["export", "nowhere", "--onnx", "x.pt"], ".onnx"),
     "nothing to serve": (["serve", "nowhere"], "holds no model"),
     "a queue that is too short": (["serve", "x.onnx", "--queue", "3"], "--max-images"),
-    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "must be above 0"),
+    "no such limit": (["serve", "x.onnx", "--timeout", "0"], "must be finite and above 0"),
     "no token": (["serve", "x.onnx", "--token-file", "nowhere"], "token"),
     "bad strategy": (["train", "toy", "--strategy", "dpp"], "devices"),
 }

@@ -154,8 +154,14 @@ def test_a_record_that_does_not_say_its_processor_is_no_other_machine(record: Re
     assert "does not say what its processor" in verdict.reason
 
 
-@pytest.mark.parametrize("config", [{}, {"algorithm": "erm", "variant": ["x"]},
-                                    {"algorithm": "erm", "variant": "a", "arguments": [1]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"algorithm": "erm", "variant": [1]},
+        {"algorithm": "erm", "variant": "a", "arguments": [1]},
+    ],
+)
 def test_a_record_with_a_damaged_config_is_refused_and_no_neighbour_of_others(
     record: Record, config: dict[str, Any], tmp_path: Path, solodg
 ) -> None:
