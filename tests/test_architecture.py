@@ -43,9 +43,9 @@ MODULES = {
         images listing
         labelled_images resampling
         domains
-        episodes loading pseudo_domains rotation summary
+        episodes loading pseudo_domains rotation shifts summary
         folder rotated toy
-        manifest office_home pacs svhn_mnist
+        lab manifest office_home pacs svhn_mnist
         __init__
     """,
     "figures": """

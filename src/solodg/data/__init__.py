@@ -5,6 +5,7 @@ from pathlib import Path
 
 from solodg.data.domains import DomainDataset, SourceData
 from solodg.data.folder import load_folder, published
+from solodg.data.lab import LAB
 from solodg.data.labelled_images import LabelledImages
 from solodg.data.loading import DatasetSpec, Loading, default_data_dir
 from solodg.data.manifest import ENDINGS, load_manifest
@@ -45,6 +46,7 @@ DATASETS: dict[str, DatasetSpec] = {
         ),
         SVHN_MNIST,
         TOY,
+        *LAB,
     )
 }
 

@@ -125,10 +125,15 @@ def _rotated_dataset(
     )
 
 
-def digits(loading: Loading) -> Pool:
-    """Returns upright MNIST: from IDX files, else the embedded digits."""
-    folder = _idx_folder(_MNIST, loading)
-    return _embedded_digits(loading.seed) if folder is None else _idx_pool(folder)
+def upright(name: str, loading: Loading) -> tuple[Pool, tuple[str, ...]]:
+    """Returns the upright images of a rotated dataset, by its name, and its classes.
+
+    MNIST comes from IDX files, else from the embedded digits.
+    """
+    family = _MNIST if name == _MNIST.name else _FASHION
+    folder = _idx_folder(family, loading)
+    pool = _embedded_digits(loading.seed) if folder is None else _idx_pool(folder)
+    return pool, family.classes
 
 
 def _idx_folder(family: _Family, loading: Loading) -> Path | None:

@@ -13,7 +13,7 @@ from solodg.data.domains import DomainDataset
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.data.resampling import resizing
-from solodg.data.rotated import digits
+from solodg.data.rotated import ROTATED_MNIST, upright
 from solodg.data.splits import TEST, UNASSIGNED
 from solodg.errors import UserError
 from solodg.pixels import Pixels
@@ -48,7 +48,7 @@ def _load(loading: Loading) -> DomainDataset:
     except Exception as error:  # a damaged file: scipy raises errors of any type
         raise UserError(f"cannot read {found}/train_32x32.mat: {error}") from error
     svhn = np.ascontiguousarray(pixels)
-    target = digits(loading)
+    target, _ = upright(ROTATED_MNIST.name, loading)
     mnist = target.test[:, None]
     images = torch.cat([_fit(svhn, loading), _fit(mnist, loading)])
     return DomainDataset(
