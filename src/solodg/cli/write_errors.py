@@ -33,7 +33,8 @@ def write_error(error: OSError, command: str) -> str | None:
     elif error.errno in _FORBIDDEN:
         elsewhere = _ELSEWHERE.get(command, "choose another place")
         if "features" in Path(str(error.filename)).parts[-2:]:  # see runs.build.feature_store
-            elsewhere = "name another folder for features with $SOLODG_CACHE"
+            option = "--cache-dir or " if command in ("train", "bench") else ""
+            elsewhere = f"name another folder for features with {option}$SOLODG_CACHE"
         help_text = f"Give yourself the permission, or {elsewhere}."
     elif error.errno in _NO_FOLDER:
         elsewhere = _ELSEWHERE.get(command, "choose another place")
