@@ -50,6 +50,13 @@ class DecodeLimits:
     formats: tuple[str, ...] = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
 
+def ordered_window(window: Window | None) -> Window | None:
+    """Returns the window; raises `ValueError` if its ends are not in order."""
+    if window is not None and window[0] >= window[1]:
+        raise ValueError("the first number must be below the second")
+    return window
+
+
 def decode_pixels(
     source: str | Path | bytes | Image.Image,
     *,

@@ -51,7 +51,7 @@ def save_weights(
 def load_info(folder: Path) -> ModelInfo:
     """Reads the description of the model in a run folder.
 
-    A description of an earlier format is returned in the format of now.
+    Arguments that an earlier format does not name have the defaults of its time.
     """
     path = folder / DESCRIPTION
     if not path.is_file():

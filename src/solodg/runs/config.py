@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.pixels import ordered_window
 from solodg.runs.option import option
 
 Decay = Literal["cosine", "constant", "step"]
@@ -217,12 +218,7 @@ class RunConfig(BaseModel):
             raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
         return value
 
-    @field_validator("window")
-    @classmethod
-    def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and value[0] >= value[1]:
-            raise ValueError("the first number must be below the second")
-        return value
+    _check_window = field_validator("window")(ordered_window)
 
     @property
     def left_out(self) -> tuple[str, ...]:

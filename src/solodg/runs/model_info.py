@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.pixels import ordered_window
 
 # That this version reads. The second names only the arguments that were given.
 ModelFormat = Literal["solodg-model-2", "solodg-model-3"]
@@ -39,12 +40,7 @@ class ModelInfo(BaseModel):
         """Returns whether the files of this model hold checksums: from the third format on."""
         return self.format != "solodg-model-2"
 
-    @field_validator("window")
-    @classmethod
-    def _check_window(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and value[0] >= value[1]:
-            raise ValueError("the first number must be below the second")
-        return value
+    _check_window = field_validator("window")(ordered_window)
 
     @field_validator("classes", "source_domains")
     @classmethod
