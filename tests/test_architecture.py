@@ -34,7 +34,7 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor image_norm networks weights
+        extractor image_norm networks pose weights
         backbones
         __init__
     """,
@@ -59,11 +59,12 @@ MODULES = {
         solo.prediction solo.training
         solo.method
         solo.__init__
-        solo_plus.film solo_plus.pose solo_plus.style_code
-        solo_plus.method
-        solo_plus.__init__
+        solo_code.film solo_code.pose solo_code.style_code
+        solo_code.method
+        solo_code.__init__
         erm
         coral csd da_erm dson entropy_regularisation jigen l2a_ot masf mixstyle mldg rsc ttt
+        solo_plus
         __init__
     """,
     "adapters": """
@@ -80,7 +81,9 @@ MODULES = {
         fit feature_cache
         target_images stream
         folder opened_data build checkpoint
-        clock scored_data validation
+        clock domain_rotations scored_data validation
+        evidence pose_training workplace
+        folds
         train evaluate
     """,
     "predict": """
@@ -96,12 +99,11 @@ MODULES = {
         ray page stream_curves
     """,
     "explain": """
-        __init__ label_placement projection
-        explanation
+        __init__ label_placement projection studied_run
+        explanation study_table swap_poses
         panels
         figure
         swap_study
-        study_table
     """,
     "report": """
         __init__ predictions

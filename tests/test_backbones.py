@@ -176,7 +176,7 @@ def test_which_backbones_have_batch_norm(name: str, expected: bool) -> None:
 EXTRACTORS = {
     "backbone": lambda: build_backbone("small_cnn", image_size=32),
     "readings": lambda: build_backbone("small_cnn", image_size=32, image_norm=(0.0, 50.0)),
-    "ready": lambda: ReadyFeatures(5, 3, readings=2),
+    "ready": lambda: ReadyFeatures(5, 3, readings=(0.0, 300.0)),
     "standardised": lambda: Standardised(torch.rand(20, 4)),
 }
 INPUTS = {"ready": (2, 16), "standardised": (2, 4)}

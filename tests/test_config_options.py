@@ -116,7 +116,7 @@ def test_there_is_one_default_algorithm_and_solo_has_its_variants_and_presets() 
         name="p", title="t", dataset="toy", targets=["sky"], seeds=[0], rows=[{"name": "a"}]
     )
     assert plan.cells()[0].config.algorithm == "solo_plus"
-    for kind in ("solo_plus", "solo"):
+    for kind in ("solo_plus", "solo", "solo_code"):
         for variant in ALGORITHMS[kind].variants:
             found = RunConfig(dataset="toy", variant=variant).algorithm
             assert found == ("solo_plus" if variant == "default" else kind)

@@ -144,7 +144,9 @@ def test_algorithms_are_documented_and_their_variants_build(name: str, variant: 
 PAIRS = [
     (name, algorithm)
     for name, kind in ADAPTERS.items()
-    for algorithm in ([kind.trained_by] if kind.trained_by else ["erm", "solo", "solo_plus"])
+    for algorithm in (
+        [kind.trained_by] if kind.trained_by else ["erm", "solo", "solo_code", "solo_plus"]
+    )
 ]
 
 

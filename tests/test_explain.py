@@ -35,7 +35,7 @@ from solodg.runs.predictions import Predictions
 from solodg.runs.train import train_run
 from solodg.storage.tensors import read_tensors, write_tensors
 
-KINDS = [("solo", "default"), ("solo", "invariant"), ("solo_plus", "default"), ("erm", "default")]
+KINDS = [("solo", "default"), ("solo", "invariant"), ("solo_code", "default"), ("erm", "default")]
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def test_an_image_is_shown_in_the_pose_that_the_model_estimates(runs, picture) -
     for kind in KINDS:
         model = Predictor.load(runs[kind])
         found = explain(model, stored_projection(runs[kind], model), picture)
-        if kind[0] != "solo_plus":
+        if kind[0] != "solo_code":
             assert found.aligned is None
             continue
         with torch.inference_mode():

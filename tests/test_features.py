@@ -164,7 +164,7 @@ def test_images_whose_features_are_stored_are_not_decoded_again(
     assert [r.metrics for r in again] == [r.metrics for r in before]
 
 
-@pytest.mark.parametrize("algorithm", ["erm", "solo_plus"])
+@pytest.mark.parametrize("algorithm", ["erm", "solo_code", "solo_plus"])
 def test_opening_data_to_score_leaves_the_model_as_it_was(tmp_path, frozen, algorithm) -> None:
     config, machine = frozen
     values = {"algorithm": algorithm, "steps": 4}

@@ -92,7 +92,7 @@ def test_several_readings_are_averaged(name: str) -> None:
         one = build_backbone(name, image_size=64, image_norm=number).eval()
         one.load_state_dict(several.state_dict())
         each.append(one(x))
-        with several.reading(number):
+        with several.reading_as([number]):
             torch.testing.assert_close(several(x).embedding, each[-1].embedding)
     found = several(x)
     for part in ("embedding", "style"):
@@ -109,7 +109,7 @@ def test_in_training_each_image_goes_through_one_reading() -> None:
     found = backbone(x).embedding.detach()
     each = []
     for number in (0.0, 50.0):
-        with backbone.reading(number):
+        with backbone.reading_as([number]):
             each.append(backbone(x[:1]).embedding)
     which = [[bool(torch.allclose(row, one[0], atol=1e-5)) for one in each] for row in found]
     assert all(sum(row) == 1 for row in which)
@@ -117,7 +117,7 @@ def test_in_training_each_image_goes_through_one_reading() -> None:
 
 
 def test_ready_features_draw_or_average_readings_as_a_backbone_does() -> None:
-    ready = ReadyFeatures(2, 1, readings=3)
+    ready = ReadyFeatures(2, 1, readings=(0.0, 300.0, 100.0))
     x = torch.arange(18.0).view(2, 9)
     torch.testing.assert_close(ready.eval()(x).embedding, x.view(2, 3, 3)[:, :, :2].mean(1))
     many = ready.train()(x[:1].expand(60, -1)).embedding[:, 0]
@@ -192,7 +192,7 @@ def test_a_run_stores_image_norm_with_the_model(tmp_path: Path) -> None:
 
 def test_recipes_turn_image_norm_on_where_there_is_batch_norm_and_options_override_them() -> None:
     def resolved(**values) -> RunConfig:
-        given = {"dataset": "toy", "algorithm": "solo_plus", "backbone": "resnet18"}
+        given = {"dataset": "toy", "algorithm": "solo_code", "backbone": "resnet18"}
         return resolve(RunConfig(**given | values))
 
     assert resolved().image_norm == 100

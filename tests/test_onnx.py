@@ -190,12 +190,12 @@ def test_frames_and_readings_of_any_size_are_exported(tmp_path: Path, size, imag
     backbone = build_backbone("small_cnn", channels=3, image_size=size, image_norm=image_norm)
     for norm in (m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)):
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)  # as after training
-    model = ALGORITHMS["solo_plus"](backbone, num_classes=3, frame=2)
+    model = ALGORITHMS["solo_code"](backbone, num_classes=3, frame=2)
     torch.nn.init.normal_(model.frame.pose.weight, std=0.1)
     y = torch.arange(12) % 3
     model.eval().finalize([Batch(torch.rand(12, 3, size, size), y, torch.arange(12) // 6)])
     info = ModelInfo(
-        algorithm="solo_plus", variant="default", arguments={"frame": 2}, backbone="small_cnn",
+        algorithm="solo_code", variant="default", arguments={"frame": 2}, backbone="small_cnn",
         channels=3, image_size=size, image_norm=image_norm, classes=["a", "b", "c"],
         source_domains=["d", "e"], dataset="toy",
     )  # fmt: skip

@@ -1,164 +1,156 @@
-"""The pose of an image: estimated, refined and undone."""
+"""Pose: rotations, the angles of source domains, and the network that undoes them."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
+from lightning_fabric import Fabric
+from scipy import ndimage
 
-from solodg.algorithms.solo_plus.pose import (
-    PoseNetwork,
-    compose,
-    domain_disagreement,
-    mean_pose,
-    pose_maps,
-    resample,
-)
-
-
-@pytest.mark.parametrize("size", [28, 32, 48])
-def test_it_starts_at_the_identity(size: int) -> None:
-    x = torch.rand(3, 1, size, size)
-    torch.testing.assert_close(PoseNetwork(1)(x), x, atol=1e-5, rtol=0)
+from solodg.data import LabelledImages, Loading, SourceData, dataset_spec
+from solodg.data.episodes import EpisodeSampler
+from solodg.data.images import ImageArray
+from solodg.data.transforms import to_unit, unaugmented
+from solodg.models.backbones import build_backbone
+from solodg.models.pose import PoseNetwork, rotate
+from solodg.runs.domain_rotations import domain_rotations
+from solodg.runs.opened_data import input_batches
+from solodg.runs.pose_training import train_pose
 
 
-def test_maps_are_those_of_affine_grid() -> None:
-    x = torch.rand(4, 3, 20, 31, dtype=torch.float64)
-    maps = torch.eye(2, 3, dtype=torch.float64) + 0.3 * torch.randn(4, 2, 3, dtype=torch.float64)
-    grid = F.affine_grid(maps, list(x.shape), align_corners=False)
-    expected = F.grid_sample(x, grid, align_corners=False)
-    torch.testing.assert_close(resample(x, maps), expected)
+def smooth(*shape: int) -> torch.Tensor:
+    noise = np.random.default_rng(0).random(shape)
+    return torch.from_numpy(ndimage.gaussian_filter(noise, (0, 0, 2, 2)))
 
 
-def test_a_quarter_turn_map_rotates_by_a_quarter() -> None:
-    x = torch.rand(1, 1, 8, 8)
-    turn = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]])
-    torch.testing.assert_close(resample(x, turn), x.rot90(1, (2, 3)), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("shape", [(31, 31), (32, 32), (24, 40)])
+@pytest.mark.parametrize("degrees", [-120.0, 17.0, 90.0])
+def test_a_rotation_is_that_of_scipy(shape: tuple[int, int], degrees: float) -> None:
+    x = smooth(1, 2, *shape)
+    found = rotate(x, torch.tensor([math.radians(degrees)], dtype=x.dtype))
+    expected = ndimage.rotate(x[0], -degrees, axes=(2, 1), reshape=False, order=1, mode="nearest")
+    down, right = (np.abs(np.arange(n) - (n - 1) / 2) for n in shape)
+    middle = np.hypot(down[:, None], right) < min(shape) / 2 - 1
+    np.testing.assert_allclose(found[0].numpy()[:, middle], expected[:, middle], atol=1e-6)
 
 
-def test_it_learns_to_undo_a_rotation() -> None:
+def test_a_rotation_leaves_no_black_corner_and_none_changes_nothing() -> None:
+    x = torch.full((3, 1, 32, 32), 0.7)
+    angles = torch.tensor([0.3, -1.0, 2.0])
+    torch.testing.assert_close(rotate(x, angles), x)
+    varied = torch.rand(3, 1, 20, 20)
+    torch.testing.assert_close(rotate(varied, torch.zeros(3)), varied)
+
+
+def test_an_angle_depends_on_the_circle_of_its_own_image_alone() -> None:
     torch.manual_seed(0)
-    upright = torch.zeros(1, 1, 32, 32)
-    upright[:, :, 6:26, 12:20] = 1
-    cosine, sine = 0.866, 0.5  # 30 degrees
-    turned = resample(upright, torch.tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]]))
-    network = PoseNetwork(1)
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    for _ in range(150):
-        loss = (network(turned) - upright).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.5 * (turned - upright).square().mean()
+    network = PoseNetwork(3).eval()
+    x = torch.rand(4, 3, 32, 32)
+    angles = network.angles(x)
+    torch.testing.assert_close(network.angles(x[2:3]), angles[2:3])
+    torch.testing.assert_close(network.angles(0.3 + 0.5 * x), angles, atol=1e-4, rtol=0)
+    first = network.vectors(x)
+    corners = x.clone()
+    corners[:, :, :4, :4] = 1.0
+    torch.testing.assert_close(network.vectors(corners), first)
 
 
-def test_each_image_has_its_own_network() -> None:
+@pytest.fixture(scope="module")
+def rotated_digits() -> SourceData:
+    """The digits of the package at 15 to 75 degrees."""
+    spec = dataset_spec("rotated-mnist")
+    loading = Loading(Path("no-such-folder"), 32, 1, 0, train_images=600)
+    return spec.load(loading).leave_out(["0", "90"])
+
+
+def test_the_rotations_of_domains_are_found(rotated_digits: SourceData) -> None:
+    found = domain_rotations(rotated_digits.train, 0)
+    degrees = np.array([float(name) for name in rotated_digits.domain_names])
+    expected = degrees - degrees.mean()
+    assert np.abs(np.abs(found.angles) - np.abs(expected)).max() <= 5
+    assert abs(np.corrcoef(found.angles, expected)[0, 1]) > 0.99
+    assert found.span == pytest.approx(60, abs=6)
+    assert found.alike < 0.9 < 0.97 < found.alike_rotated
+    assert found.explain
+
+
+def changed(images: LabelledImages, change) -> LabelledImages:
+    pixels = images.images.take(np.arange(len(images)))
+    return LabelledImages(
+        ImageArray(change(pixels, images.domains)), images.labels, images.domains,
+        images.domain_names,
+    )  # fmt: skip
+
+
+def test_colours_and_noise_are_no_rotation(rotated_digits: SourceData) -> None:
+    upright = rotated_digits.train.subset(np.flatnonzero(rotated_digits.train.domains == 2))
+    numbers = np.arange(len(upright)) % 3
+    three = LabelledImages(upright.images, upright.labels, numbers, ("a", "b", "c"))
+
+    def recolour(pixels: torch.Tensor, domains: np.ndarray) -> torch.Tensor:
+        noise = torch.randint(0, 60, pixels.shape, generator=torch.Generator().manual_seed(0))
+        inverted, pale = 255 - pixels, pixels // 4 + 150
+        choices = torch.stack([(pixels // 2 + noise).byte(), inverted, pale])
+        return choices[torch.from_numpy(domains), torch.arange(len(pixels))]
+
+    found = domain_rotations(changed(three, recolour), 0)
+    assert found.span < 6
+    assert not found.explain
+    assert not domain_rotations(three, 0).explain
+
+
+def test_domains_without_a_class_in_common_have_no_rotation(rotated_digits: SourceData) -> None:
+    own = rotated_digits.train
+    chosen = np.flatnonzero((own.labels % 5 == own.domains) & (own.labels < 5))
+    found = domain_rotations(own.subset(chosen), 0)
+    assert not found.explain
+
+
+def test_the_network_learns_to_undo_rotations_beyond_those_of_the_sources() -> None:
+    spec = dataset_spec("rotated-mnist")
+    data = spec.load(Loading(Path("no-such-folder"), 32, 1, 0, train_images=1000))
+    source = data.leave_out(["0", "90"])
+    rotations = domain_rotations(source.train, 0)
+    backbone = build_backbone("small_cnn", channels=1, image_size=32, pose=True)
+    sampler = EpisodeSampler(source.train, context=2, queries=16, seed=0)
+    train_pose(
+        Fabric(accelerator="cpu", devices=1), backbone, source, rotations, sampler, unaugmented,
+        steps=120, seed=0, workers=1,
+    )  # fmt: skip
+    assert backbone.pose is not None
+    assert not any(p.requires_grad for p in backbone.pose.parameters())
+    means = []
+    with torch.no_grad():
+        for part in data.targets(["0", "45", "90"]).values():
+            few = part.subset(np.arange(300))
+            angles = torch.cat([backbone.pose.angles(batch.x) for batch in input_batches(few)])
+            means.append(float(angles.rad2deg().mean()))
+    assert abs(means[1]) < 8
+    low, high = sorted([means[0], means[2]])
+    assert -60 < low < -25
+    assert 25 < high < 60
+
+
+def test_a_backbone_reads_images_upright_in_training_a_share_of_them() -> None:
     torch.manual_seed(0)
-    network = PoseNetwork(1)
-    torch.nn.init.normal_(network.pose.weight, std=0.1)
-    x = torch.rand(3, 1, 32, 32)
-    torch.testing.assert_close(network(x)[1:2], network(x[1:2]))
-    maps = network.poses(x)
-    assert not torch.allclose(maps[0], maps[1])
-
-
-def test_a_pose_is_a_rotation_of_a_stretch() -> None:
-    angle, stretch = torch.tensor([0.7]), torch.tensor([[0.1, -0.05, 0.02]])
-    map_ = pose_maps(angle, stretch, torch.tensor([[0.3, -0.2]]))[0]
-    left, sizes, right = torch.linalg.svd(map_[:, :2])
-    turn = left @ right  # the turn of the polar decomposition
-    assert math.atan2(turn[1, 0], turn[0, 0]) == pytest.approx(0.7, abs=1e-6)
-    expected = torch.linalg.eigvalsh(torch.tensor([[1.05, 0.02], [0.02, 1.15]]))
-    torch.testing.assert_close(sizes.sort().values, expected)
-    torch.testing.assert_close(map_[:, 2], torch.tensor([0.3, -0.2]))
-
-
-def test_no_image_can_be_made_too_small_to_disagree() -> None:
-    torch.manual_seed(0)
-    network = PoseNetwork(1, refinements=1)
-    torch.nn.init.normal_(network.pose.weight, std=100.0)
-    areas = torch.linalg.det(network.poses(torch.rand(50, 1, 32, 32))[:, :, :2])
-    assert areas.min() > 0.62  # 0.79 for one estimate
-    assert areas.max() < 1.47  # 1.21
-
-
-def test_composed_poses_send_points_where_both_do() -> None:
-    first, then = torch.randn(2, 5, 2, 3, dtype=torch.float64)
-    points = torch.randn(5, 2, 7, dtype=torch.float64)
-
-    def sent(maps: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        return maps[:, :, :2] @ to + maps[:, :, 2:]
-
-    # What `then` reads at p is what `first` has there, which lies at first(then(p)).
-    torch.testing.assert_close(sent(compose(first, then), points), sent(first, sent(then, points)))
-
-
-def test_the_mean_of_rotations_to_both_sides_is_no_rotation_and_does_not_shrink() -> None:
-    angle = torch.tensor([1.2, -1.2, 0.4, -0.4])
-    stretch = torch.tensor([[0.1, 0.0, 0.0]]).expand(4, 3)
-    shift = torch.tensor([[0.2, 0.0], [0.0, 0.0], [0.0, 0.0], [-0.2, 0.4]])
-    expected = torch.tensor([[1.1, 0.0, 0.0], [0.0, 1.1, 0.1]])
-    torch.testing.assert_close(mean_pose(pose_maps(angle, stretch, shift)), expected)
-
-
-def test_a_second_look_is_at_the_image_in_its_first_network() -> None:
-    torch.manual_seed(0)
-    network = PoseNetwork(1, refinements=1)
-    torch.nn.init.normal_(network.pose.weight, std=0.1)
-    x = torch.rand(3, 1, 32, 32)
-    once = PoseNetwork(1)
-    once.load_state_dict(network.state_dict())
-    first = once.poses(x)
-    expected = compose(first, once.poses(resample(x, first)))
-    torch.testing.assert_close(network.poses(x), expected)
-    assert not torch.allclose(network.poses(x), first, atol=1e-3)
-
-
-def test_disagreement_is_the_share_of_variance_between_domains() -> None:
-    torch.manual_seed(0)
-    y = torch.tensor([0, 0, 4, 4, 0, 4, 4, 2])
-    domain = torch.tensor([7, 7, 7, 7, 3, 3, 3, 3])  # class 2 is in one domain only
-    x = torch.rand(8, 2, 32, 32, dtype=torch.float64)
-    coarse = x.view(8, 2, 16, 2, 16, 2).mean((3, 5)).flatten(1)
-    cells = {}
-    for d in (3, 7):
-        for c in (0, 2, 4):
-            rows = [coarse[i] for i in range(8) if y[i] == c and domain[i] == d]
-            if rows:
-                cells[c, d] = sum(rows) / len(rows)
-    everything = sum(cells.values()) / len(cells)
-    within = whole = 0.0
-    for (c, _), mean in cells.items():
-        same = [m for (other, _), m in cells.items() if other == c]
-        within += float((mean - sum(same) / len(same)).square().sum())
-        whole += float((mean - everything).square().sum())
-    assert domain_disagreement(x, y, domain).item() == pytest.approx(within / whole, rel=1e-9)
-
-
-def test_domains_that_lie_alike_do_not_disagree_and_blank_images_do_no_harm() -> None:
-    x = torch.rand(3, 1, 20, 20)
-    y, domain = torch.arange(3).repeat(2), torch.arange(2).repeat_interleave(3)
-    assert domain_disagreement(torch.cat([x, x]), y, domain) < 1e-9
-    blank = torch.zeros(6, 1, 20, 20, requires_grad=True)
-    domain_disagreement(blank, y, domain).backward()
-    assert torch.isfinite(blank.grad).all()
-
-
-def test_poses_learn_to_agree_without_labels_of_the_pose() -> None:
-    torch.manual_seed(0)
-    bars = torch.zeros(2, 1, 32, 32)
-    bars[0, :, 6:26, 13:19] = 1
-    bars[1, :, 4:12, 8:24] = 1
-    cosine, sine = 0.866, 0.5  # 30 degrees
-    turn = torch.tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]]).expand(2, 2, 3)
-    x = torch.cat([bars, resample(bars, turn)])
-    y, domain = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
-    network = PoseNetwork(1, refinements=1)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    before = domain_disagreement(network(x), y, domain).item()
-    for _ in range(100):
-        loss = domain_disagreement(network(x), y, domain)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.3 * before
+    backbone = build_backbone("small_cnn", channels=1, image_size=32, pose=True, image_norm=(0, 9))
+    plain = build_backbone("small_cnn", channels=1, image_size=32)
+    plain.load_state_dict(backbone.state_dict(), strict=False)
+    x = to_unit(torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8))
+    backbone.eval()
+    plain.eval()
+    assert backbone.pose is not None
+    with backbone.reading_as([0.0], upright=True):
+        torch.testing.assert_close(backbone.embed(x), plain.embed(backbone.pose(x)))
+    with backbone.reading_as([0.0], upright=False):
+        torch.testing.assert_close(backbone.embed(x), plain.embed(x))
+    assert backbone.readings == (0, 9)
+    assert backbone.upright == 1
+    backbone.train()
+    assert not backbone.pose.training
+    backbone.upright = 0.5
+    mixed = backbone._upright(x.repeat(20, 1, 1, 1))
+    same = (mixed == x.repeat(20, 1, 1, 1)).flatten(1).all(1).float().mean()
+    assert 0.3 < same < 0.7

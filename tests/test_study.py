@@ -7,20 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solodg.algorithms.solo_plus.pose import mean_pose
+from solodg.algorithms.solo_code.pose import mean_pose
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
+from solodg.explain.studied_run import random_derangement
 from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
+from solodg.explain.swap_poses import POSES, swap_poses
 from solodg.explain.swap_study import (
-    FRAMES,
     STATISTICS,
     STYLES,
     LabelledFeatures,
-    _random_derangement,
     open_study,
     study_run,
     style_accuracies,
-    swap_poses,
     swap_statistics,
     swap_styles,
 )
@@ -47,7 +46,7 @@ def trained(folder: Path, **values) -> Path:
     return train_run(config, Machine(accelerator="cpu"), folder)
 
 
-@pytest.mark.parametrize("algorithm", ["solo", "solo_plus"])
+@pytest.mark.parametrize("algorithm", ["solo", "solo_code"])
 def test_the_own_style_gives_the_models_own_accuracy(tmp_path: Path, algorithm: str) -> None:
     folder = trained(tmp_path / "run", algorithm=algorithm)
     found = swap_styles(open_study(folder, None), NoProgress())
@@ -89,7 +88,7 @@ def test_a_method_without_styles_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_donor_gives_the_pose_that_it_names(tmp_path: Path) -> None:
-    folder = trained(tmp_path / "run", algorithm="solo_plus")
+    folder = trained(tmp_path / "run", algorithm="solo_code")
     model, _ = checkpoint.load(folder)
     torch.nn.init.normal_(model.frame.pose.weight, std=3.0)  # frames that differ a lot
     checkpoint.save_weights(folder, model, step=30, validation={})
@@ -115,7 +114,7 @@ def test_each_donor_gives_the_pose_that_it_names(tmp_path: Path) -> None:
         return float((logits.argmax(1).numpy() == shown.labels).mean())
 
     for domain, accuracies in found.items():
-        assert tuple(accuracies) == FRAMES
+        assert tuple(accuracies) == POSES
         for whose, accuracy in accuracies.items():
             drawn = whose in ("same domain", "other domain")  # with another seed here
             assert accuracy == pytest.approx(asked(domain, whose), abs=0.15 if drawn else 1e-9)
@@ -128,7 +127,7 @@ def every(part) -> Batch:
 
 @given(st.integers(2, 50), st.integers(0, 100))
 def test_the_donor_of_the_same_domain_is_never_the_image_itself(count: int, seed: int) -> None:
-    other = _random_derangement(count, torch.Generator().manual_seed(seed))
+    other = random_derangement(count, torch.Generator().manual_seed(seed))
     assert sorted(other.tolist()) == list(range(count))
     assert (other != torch.arange(count)).all()
 

@@ -57,6 +57,8 @@ class Record(BaseModel):
     config: dict[str, Any]
     versions: dict[str, str]
     data: dict[str, Any]
+    # What held-out source domains decided about the adaptation; empty where nothing was open.
+    evidence: dict[str, Any] = Field(default_factory=dict)
     time: dict[str, Any] = Field(default_factory=dict)
     stream: dict[str, Any] = Field(
         default_factory=dict

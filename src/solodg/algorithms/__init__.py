@@ -17,6 +17,7 @@ from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.rsc import RSC
 from solodg.algorithms.solo import Solo
+from solodg.algorithms.solo_code import SoloCode
 from solodg.algorithms.solo_plus import SoloPlus
 from solodg.algorithms.ttt import TTT
 from solodg.models.extractor import Extractor
@@ -30,6 +31,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mldg": MLDG,
     "rsc": RSC,
     "solo": Solo,
+    "solo_code": SoloCode,
     "solo_plus": SoloPlus,
     "ttt": TTT,
     "masf": MASF,

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from solodg.data import DATASETS
 from solodg.runs.config import OFF_VALUES, ResolvedConfig, portable
-from solodg.runs.stored_arguments import changed_adapter_arguments, changed_arguments
+from solodg.runs.stored_arguments import (
+    changed_adapter_arguments,
+    changed_arguments,
+    name_in_keys,
+)
 from solodg.runs.stream import Stream, adapter_arguments
 
 
@@ -36,6 +40,7 @@ class Cell:
         given["arguments"] = changed_arguments(
             self.config.algorithm, given["arguments"], self.config.variant
         )
+        given["algorithm"] = name_in_keys(self.config.algorithm)
         # Folders of the same name may be different datasets.
         if self.config.dataset not in DATASETS:
             given["dataset"] = str(Path(self.config.dataset).resolve())

@@ -23,6 +23,7 @@ from solodg.progress import Progress
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.devices import launch
+from solodg.runs.evidence import EVIDENCE_BUDGET, candidates
 from solodg.runs.fit import fit, start
 from solodg.runs.opened_data import input_batches, open_source
 from solodg.runs.stored_arguments import complete_config
@@ -77,6 +78,8 @@ def _recorded_seconds(results: Results) -> dict[str, float]:
 
 def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
     """Times a few training steps and, with a frozen backbone, the features of a few images."""
+    parts = config.open_parts
+    config = candidates(config, None).all_parts(config) if parts else config
     source, config = open_source(config, machine)
     if config.pseudo_domains:  # steps take as long with clusters
         source = random_domains(source, config.num_pseudo_domains, seed=config.seed)
@@ -92,7 +95,8 @@ def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
     moments = [
         time.perf_counter() for _ in fit(fabric, state, _Repeated(episode), unaugmented, schedule)
     ]
-    training = _OVERHEAD * statistics.median(np.diff(moments)) * config.steps
+    factor = _OVERHEAD + (EVIDENCE_BUDGET if parts else 0.0)
+    training = factor * statistics.median(np.diff(moments)) * config.steps
     return training + (_feature_seconds(source, backbone) if config.freeze_backbone else 0.0)
 
 

@@ -57,8 +57,8 @@ def recorded_config(record: Record) -> dict[str, Any]:
     Settings that the run did not have are turned off, so that a newer recipe does not add them;
     arguments that an old record does not name have the defaults of its time.
     """
-    given = {name: value for name, value in record.config.items() if value is not None}
-    return OFF_VALUES | complete_config(given)
+    complete = complete_config(record.config)
+    return OFF_VALUES | {name: value for name, value in complete.items() if value is not None}
 
 
 def repeat(

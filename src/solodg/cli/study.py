@@ -12,7 +12,7 @@ from solodg.cli.options import MovedDataDir
 
 def study(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs of solo or solo_plus, e.g. of some seeds.")
+        list[Path], typer.Argument(help="Folders of runs of solo_plus or solo, e.g. of some seeds.")
     ],
     images: Annotated[
         int | None,
@@ -31,8 +31,8 @@ def study(
 ) -> None:
     """Test whether the gain comes from the single image: give it the style or pose of another.
 
-    The study replaces the style of each test image, its pose (frame) and its statistics (image
-    norm) in turn, as far as the model uses them. They then come from another image of its domain,
+    The study replaces the style of each test image, its pose and its statistics (image norm) in
+    turn, as far as the model uses them. They then come from another image of its domain,
     from an image of another domain, or from no image: the mean of the sources, no correction at
     all, or the classifier of the prior. Accuracies are those of the mean classifier, without
     sampling; of several runs, their mean with the 95% interval.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from solodg.algorithms import Algorithm
 from solodg.algorithms.solo.method import Solo, adapts
-from solodg.algorithms.solo_plus.method import SoloPlus
+from solodg.algorithms.solo_code.method import SoloCode
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
 from solodg.explain.projection import Projection, centred
@@ -140,9 +140,11 @@ def explain_pixels(
 
 
 def _aligned(algorithm: Algorithm, x: torch.Tensor) -> NDArray[np.uint8] | None:
-    if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
+    pose = algorithm.frame if isinstance(algorithm, SoloCode) else None
+    pose = pose or getattr(algorithm.backbone, "pose", None)
+    if pose is None:
         return None
-    shown: NDArray[np.uint8] = (255 * algorithm.frame(x)[0]).round().to(torch.uint8).numpy()
+    shown: NDArray[np.uint8] = (255 * pose(x)[0]).round().to(torch.uint8).numpy()
     return shown
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from solodg.explain.swap_study import Accuracies
+from solodg.explain.studied_run import Accuracies
 from solodg.runs.statistics import MeanInterval, mean_interval
 from solodg.runs.tables import UNSEEN_MEAN
 

@@ -1,8 +1,8 @@
 """The swap study: what does the single image contribute to the accuracy on unseen domains?
 
 A trained model is scored again, each time with one thing that it reads from the image replaced by
-that of another image, the donor. What can be swapped is the style, the pose (`frame`, `solo_plus`)
-and the statistics of image norm. They come from
+that of another image, the donor. What can be swapped is the style, the pose (swap_poses.py) and
+the statistics of image norm. They come from
 
     own           the image itself: the method as it is
     same domain   a random other image of its domain
@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from solodg.algorithms.solo.method import Solo, adapts
-from solodg.algorithms.solo_plus.method import SoloPlus
-from solodg.algorithms.solo_plus.pose import mean_pose
 from solodg.data import LabelledImages
 from solodg.data.splits import Ints
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
+from solodg.explain.studied_run import Accuracies, StudiedRun, random_derangement
+from solodg.explain.swap_poses import has_pose, swap_poses
 from solodg.inference import inference_batch_size
 from solodg.models.image_norm import donor_statistics, image_norms
 from solodg.progress import NoProgress, Progress, Say
@@ -51,19 +51,7 @@ from solodg.seeding import numpy_generator, torch_generator
 from solodg.types import Features
 
 STYLES = ("own", "same domain", "other domain", "mean", "prior")
-FRAMES = ("own", "same domain", "other domain", "mean", "none")
 STATISTICS = ("own", "same domain", "other domain", "none")
-
-Accuracies = dict[str, dict[str, float]]  # unseen domain -> donor -> accuracy
-
-
-class StudiedRun(NamedTuple):
-    """A trained model with its unseen domains, and source images for means."""
-
-    algorithm: Solo
-    source: LabelledImages
-    targets: dict[str, LabelledImages]
-    device: torch.device
 
 
 class LabelledFeatures(NamedTuple):
@@ -79,10 +67,10 @@ def open_study(
 ) -> StudiedRun:  # fmt: skip
     """Loads a run with its data; draws `images` of each unseen domain, or takes all (None)."""
     algorithm, info = checkpoint.load(folder)
-    if not adapts(algorithm):
+    if not (adapts(algorithm) or has_pose(algorithm) or image_norms(algorithm)):
         raise UserError(
-            f"{info.algorithm!r} ({info.variant}) reads no style. Give a run of solo or solo_plus, "
-            "of any variant but invariant."
+            f"{info.algorithm!r} ({info.variant}) of {folder} does not adapt to the image: it has "
+            "neither style nor pose nor image norm."
         )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
@@ -103,23 +91,28 @@ def study_run(
     folder: Path, machine: Machine | None, progress: Progress, *, images: int | None = None,
     seed: int = 0, say: Say = lambda text: None,
 ) -> dict[str, Accuracies]:  # fmt: skip
-    """Swaps all that a run's model reads from an image: `style`, `frame` and `statistics`.
+    """Swaps all that a run's model reads from an image: `style`, `pose` and `statistics`.
 
     What the model does not read is left out.
     """
     run = open_study(folder, machine, images=images, say=say)
     found = {
         "style": swap_styles(run, progress, seed=seed),
-        "frame": swap_poses(run, progress, seed=seed),
+        "pose": swap_poses(run, progress, seed=seed),
         "statistics": swap_statistics(run, progress, seed=seed),
     }
     return {swapped: accuracies for swapped, accuracies in found.items() if accuracies is not None}
 
 
 @torch.inference_mode()
-def swap_styles(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies:
-    """Returns the accuracy on each unseen domain with the style of each kind of donor."""
+def swap_styles(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies | None:
+    """Returns the accuracy on each unseen domain with the style of each kind of donor.
+
+    None where the model writes no classifier from a style.
+    """
     algorithm, source, targets, device = run
+    if not adapts(algorithm):
+        return None
     count = len(source) + sum(len(part) for part in targets.values())
     with progress.bar("Reading images", count) as advance:
         source_styles = _read_features(algorithm, source, device, advance).features.style
@@ -150,7 +143,7 @@ def style_accuracies(
     features, count = images.features, len(images.labels)
     styles = {
         "own": features.style,
-        "same domain": features.style[_random_derangement(count, generator)],
+        "same domain": features.style[random_derangement(count, generator)],
         "other domain": other_domains[
             torch.randint(len(other_domains), (count,), generator=generator)
         ],
@@ -160,43 +153,6 @@ def style_accuracies(
     logits["prior"] = algorithm.prior_logits(features._replace(style=styles["mean"]))
     right = {name: chosen_classes(rows) == images.labels for name, rows in logits.items()}
     return {name: float(values.double().mean()) for name, values in right.items()}
-
-
-@torch.inference_mode()
-def swap_poses(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Accuracies | None:
-    """Returns the accuracy on each unseen domain with the pose of each kind of donor.
-
-    None where the model estimates no pose.
-    """
-    algorithm, source, targets, device = run
-    if not isinstance(algorithm, SoloPlus) or algorithm.frame is None:
-        return None
-    estimate = algorithm.frame.poses  # images -> (B, 2, 3) affine maps
-    source_poses = torch.cat([estimate(batch.x.to(device)) for batch in input_batches(source)])
-    poses = {
-        name: torch.cat([estimate(batch.x.to(device)) for batch in input_batches(part)])
-        for name, part in targets.items()
-    }
-    generator = torch_generator(seed, "frame-study")
-    result = {}
-    with progress.bar("Swapping poses", sum(map(len, targets.values())) * len(FRAMES)) as advance:
-        for name, part in targets.items():
-            others = [maps for key, maps in poses.items() if key != name]
-            other_poses, count = torch.cat(others) if others else source_poses, len(part)
-            donors = {
-                "own": poses[name],
-                "same domain": poses[name][_random_derangement(count, generator)],
-                "other domain": other_poses[
-                    torch.randint(len(other_poses), (count,), generator=generator)
-                ],
-                "mean": mean_pose(source_poses).expand(count, 2, 3),
-                "none": torch.eye(2, 3, device=device).expand(count, 2, 3),
-            }
-            result[name] = {
-                donor: _accuracy_with_poses(algorithm, part, maps, device, advance)
-                for donor, maps in donors.items()
-            }
-    return result
 
 
 @torch.inference_mode()
@@ -219,7 +175,7 @@ def swap_statistics(run: StudiedRun, progress: Progress, *, seed: int = 0) -> Ac
             index = np.concatenate([np.arange(len(other)) for other in foreign])
             drawn = generator.integers(len(which), size=len(part))
             first = np.zeros(len(part), dtype=np.int64)
-            same = _random_derangement(len(part), others).numpy()
+            same = random_derangement(len(part), others).numpy()
             donors = {
                 "own": _Donors([part], first, np.arange(len(part))),
                 "same domain": _Donors([part], first, same),
@@ -241,14 +197,6 @@ class _Donors(NamedTuple):
     row: Ints  # (N,)
 
 
-def _random_derangement(count: int, generator: torch.Generator) -> Tensor:
-    """Returns a random permutation, (count,), that leaves no element in its place."""
-    order = torch.randperm(count, generator=generator)
-    other = torch.empty_like(order)
-    other[order] = order.roll(1)
-    return other
-
-
 def _read_features(
     algorithm: Solo, part: LabelledImages, device: torch.device, advance: Callable[[int], None]
 ) -> LabelledFeatures:
@@ -259,22 +207,6 @@ def _read_features(
         advance(len(batch.y))
     features = Features(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
     return LabelledFeatures(features, torch.cat(labels).to(device))
-
-
-def _accuracy_with_poses(
-    algorithm: SoloPlus,
-    part: LabelledImages,
-    maps: Tensor,  # (N, 2, 3)
-    device: torch.device,
-    advance: Callable[[int], None],
-) -> float:
-    correct, start = 0, 0
-    for batch in input_batches(part):
-        observed = algorithm.features(batch.x.to(device), maps[start : start + len(batch.y)])
-        correct += int((chosen_classes(algorithm.logits(observed)).cpu() == batch.y).sum())
-        start += len(batch.y)
-        advance(len(batch.y))
-    return correct / len(part)
 
 
 def _accuracy_with_statistics(

@@ -5,7 +5,7 @@ channel means of every stage (the paper's multi-level features); it describes th
 image. A backbone normalises its images itself, so that a saved model holds its preprocessing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from solodg.models.image_norm import (
     readings_of,
 )
 from solodg.models.networks import Network, Stages, build_network
+from solodg.models.pose import PoseNetwork
 from solodg.models.weights import load_weights
 from solodg.types import Features
 
@@ -33,7 +34,9 @@ class Backbone(Extractor):
     """Computes features of images (B, C, H, W) by a network, after normalising the images.
 
     `mean` and `std` normalise each channel. `readings` are the ways in which image norm normalises
-    the feature maps of an image (image_norm.py), each given by its number of source pixels.
+    the feature maps of an image (image_norm.py), each given by its number of source pixels. With
+    `pose`, the rotation of each image is undone before anything else reads it (pose.py); in
+    training that of a random share `upright` of the images.
     """
 
     channels: int
@@ -47,9 +50,12 @@ class Backbone(Extractor):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         readings: tuple[float, ...] = (0.0,),
+        pose: bool = False,
     ) -> None:
         super().__init__()
         self.net = net
+        self.pose = PoseNetwork(channels).requires_grad_(False) if pose else None
+        self.upright = 1.0
         self.readings = readings  # source pixels of each
         self.channels, self.image_size = channels, image_size
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
@@ -91,11 +97,22 @@ class Backbone(Extractor):
             yield True
 
     def _prepared(self, x: Tensor) -> Tensor:
-        """Returns normalised images: each once in training, otherwise once per reading."""
-        x = self._normalise(x)
+        """Returns upright, normalised images: each once in training, else once per reading."""
+        x = self._normalise(self._upright(x))
         if len(self.readings) == 1 or self.training:
             return x
         return x.repeat(len(self.readings), 1, 1, 1).contiguous(memory_format=torch.channels_last)
+
+    def _upright(self, x: Tensor) -> Tensor:
+        """Returns images with their rotation undone, in training a random share of them."""
+        if self.pose is None or not self.upright:
+            return x
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # too coarse for angles
+            upright: Tensor = self.pose(x)
+        if not self.training or self.upright == 1:
+            return upright
+        chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < self.upright
+        return torch.where(chosen, upright, x)
 
     def _mean_reading(self, rows: Tensor) -> Tensor:
         """Averages features over the readings: (readings * B, D) -> (B, D)."""
@@ -104,16 +121,16 @@ class Backbone(Extractor):
         return rows.reshape(len(self.readings), -1, rows.shape[1]).mean(0)
 
     @contextmanager
-    def reading(self, source_pixels: float) -> Iterator[None]:
-        """Inside, the backbone has one reading only, the one with this number of source pixels."""
-        before, norms = self.readings, image_norms(self.net)
-        self.readings = (source_pixels,)
+    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
+        """Inside, the backbone has these readings, and without `upright` no pose."""
+        before, share, norms = self.readings, self.upright, image_norms(self.net)
+        self.readings, self.upright = tuple(readings), float(upright)
         for norm in norms:
             norm.readings = self.readings
         try:
             yield
         finally:
-            self.readings = before
+            self.readings, self.upright = before, share
             for norm in norms:
                 norm.readings = before
 
@@ -173,8 +190,10 @@ class Backbone(Extractor):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Sets training mode, except for what `freeze` and `freeze_norm` keep as it is."""
+        """Sets training mode, except for the pose and what `freeze` and `freeze_norm` keep."""
         super().train(mode and not self.frozen)
+        if self.pose is not None:
+            self.pose.eval()
         if self.frozen_norm:
             for module in self.modules():
                 if isinstance(module, _BATCH_NORMS):
@@ -213,12 +232,14 @@ def build_backbone(
     pretrained: bool = False,
     weights: str | Path | None = None,
     image_norm: ImageNorm = None,
+    pose: bool = False,
 ) -> Backbone:
     """Builds a backbone by name: any timm model, `alexnet`, or `small_cnn`.
 
     `pretrained` downloads the weights published under the name; `weights` reads them from a
     safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
     the image's own statistics into every BatchNorm, in one reading or several (image_norm.py).
+    `pose` undoes the rotation of each image first (pose.py); its network has random weights.
     """
     net = build_network(name, channels, image_size, pretrained)
     if weights is not None:
@@ -238,6 +259,7 @@ def build_backbone(
         mean=mean,
         std=std,
         readings=readings or (0.0,),
+        pose=pose,
     )
 
 

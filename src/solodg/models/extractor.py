@@ -1,5 +1,8 @@
 """Extractors: modules that turn inputs into an embedding and a style, from pixels or features."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +43,14 @@ class Extractor(nn.Module):
         """Returns the modules whose outputs are the feature maps of the stages, if any."""
         return []
 
+    @contextmanager
+    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
+        """Inside, only these of its readings are used, each given by its number of source pixels.
+
+        `upright`: whether the rotation of images is undone, where it has a pose network.
+        """
+        yield
+
 
 class ReadyFeatures(Extractor):
     """Reads features that a frozen backbone computed beforehand, once per reading.
@@ -48,9 +59,13 @@ class ReadyFeatures(Extractor):
     and the style of every reading: (B, readings * (D + S)).
     """
 
-    def __init__(self, embedding_dim: int, style_dim: int, readings: int = 1) -> None:
+    def __init__(
+        self, embedding_dim: int, style_dim: int, readings: Sequence[float] = (0.0,)
+    ) -> None:
         super().__init__()
-        self.embedding_dim, self.style_dim, self.readings = embedding_dim, style_dim, readings
+        self.embedding_dim, self.style_dim = embedding_dim, style_dim
+        self.readings = tuple(readings)  # source pixels of each
+        self._used = list(range(len(self.readings)))  # their places in a row
 
     def forward(self, x: Tensor) -> Features:
         """Returns the stored embedding (B, D) and style (B, S) of each image."""
@@ -63,13 +78,27 @@ class ReadyFeatures(Extractor):
 
     def _read(self, x: Tensor) -> Tensor:
         """Returns a random reading of each image in training, else their mean: (B, D + S)."""
-        if self.readings == 1:
+        if len(self.readings) == 1:
             return x
-        each = x.view(len(x), self.readings, -1)  # (B, readings, D + S)
+        each = x.view(len(x), len(self.readings), -1)[:, self._used]  # (B, used, D + S)
         if not self.training:
             return each.mean(1)
         rows = torch.arange(len(x), device=x.device)
-        return each[rows, torch.randint(self.readings, (len(x),), device=x.device)]
+        return each[rows, torch.randint(each.shape[1], (len(x),), device=x.device)]
+
+    def use(self, readings: Sequence[float]) -> None:
+        """From now on, only these of the stored readings are used."""
+        self._used = [self.readings.index(number) for number in readings]
+
+    @contextmanager
+    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
+        """Inside, only these of the stored readings are used."""
+        before = self._used
+        self.use(readings)
+        try:
+            yield
+        finally:
+            self._used = before
 
 
 class Standardised(Extractor):

@@ -40,13 +40,13 @@ class Predictor(ImagePredictor):
     def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
         """Returns the mean weights of the classifier written for this image, (classes, embedding).
 
-        Only solo and solo_plus write a classifier for each image.
+        Only solo and solo_code write a classifier for each image.
         """
         write: Callable[[Tensor], Gaussian] | None = getattr(self.algorithm, "classifiers", None)
         if write is None:
             raise UserError(
                 f"algorithm {self.info.algorithm!r} has one classifier for all images; "
-                "only solo and solo_plus write one for each."
+                "only solo and solo_code write one for each."
             )
         with torch.inference_mode():
             mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()  # (C, D)

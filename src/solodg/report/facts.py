@@ -23,7 +23,7 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         "unseen domains": ", ".join(config.targets),
         "source domains": ", ".join(info.source_domains),
         "training": f"{config.steps} steps, seed {config.seed}",
-        "settings": _settings(config),
+        "settings": _settings(config, info),
         "selected": f"step {chosen['step']}, "
         + ("by leaving one source domain out" if config.select else "by source validation")
         + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
@@ -38,13 +38,15 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     return facts
 
 
-def _settings(config: ResolvedConfig) -> str:
+def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
     """Lists the settings of training that a result may depend on."""
     start = config.weights or ("published" if config.pretrained else "random")
     words = [f"{Path(start).name} weights"]
-    if config.image_norm:
-        numbers = readings_of(config.image_norm)
+    if info.image_norm:
+        numbers = readings_of(info.image_norm)
         words.append(f"image norm {', '.join(f'{number:g}' for number in numbers)}")
+    if info.pose:
+        words.append("pose")
     words.append(f"learning rate {config.learning_rate:g}")
     if not config.freeze_backbone:
         words.append(f"of the backbone {config.backbone_learning_rate:g}")

@@ -12,6 +12,7 @@ from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures
+from solodg.models.image_norm import ImageNorm, readings_of
 from solodg.progress import Progress
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
@@ -29,7 +30,8 @@ def make_backbone(config: ResolvedConfig) -> Backbone:
         image_size=config.image_size,
         pretrained=config.pretrained,
         weights=config.weights,
-        image_norm=config.image_norm or None,
+        image_norm=_decided(config),
+        pose=config.pose == "on",
     )
     if config.freeze_backbone:
         backbone.freeze()
@@ -40,12 +42,20 @@ def make_backbone(config: ResolvedConfig) -> Backbone:
     return backbone
 
 
+def _decided(config: ResolvedConfig) -> ImageNorm:
+    """Returns the source pixels of image norm, which are decided when a backbone is built."""
+    assert not config.open_parts, "held-out domains decide about these first: runs.evidence"
+    return config.image_norm or None  # type: ignore[return-value]
+
+
 def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceData) -> Algorithm:
     """Builds the algorithm with its initial weights; a frozen backbone gives it features."""
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: Extractor = backbone
     if config.freeze_backbone:
-        extractor = ready_features(backbone)
+        ready = ready_features(backbone)
+        ready.use(readings_of(_decided(config)) or (0.0,))
+        extractor = ready
     try:
         algorithm = build_algorithm(
             config.algorithm,
@@ -62,7 +72,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
 
 def ready_features(backbone: Backbone) -> ReadyFeatures:
     """Returns an extractor for stored features of a backbone, to use in place of the backbone."""
-    return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, len(backbone.readings))
+    return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, backbone.readings)
 
 
 def make_sampler(config: ResolvedConfig, source: SourceData) -> EpisodeSampler:
@@ -136,7 +146,8 @@ def describe_model(config: ResolvedConfig, source: SourceData) -> ModelInfo:
         backbone=config.backbone,
         channels=config.channels,
         image_size=config.image_size,
-        image_norm=config.image_norm or None,
+        image_norm=_decided(config),
+        pose=config.pose == "on",
         window=config.window,
         classes=list(source.classes),
         source_domains=list(source.domain_names),

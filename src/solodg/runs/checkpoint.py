@@ -16,7 +16,7 @@ from solodg.models.backbones import build_backbone
 from solodg.models.weights import not_finite
 from solodg.runs.defaults import checked_arguments
 from solodg.runs.model_info import MODEL_FORMAT, READABLE_FORMATS, ModelInfo
-from solodg.runs.stored_arguments import complete_arguments
+from solodg.runs.stored_arguments import complete_arguments, current_name
 from solodg.seeding import unchanged_generators
 from solodg.storage import read_json, write_json
 from solodg.storage.tensors import read_tensors, write_tensors
@@ -66,9 +66,10 @@ def load_info(folder: Path) -> ModelInfo:
             f"{' and '.join(map(repr, READABLE_FORMATS))}. Train again, or install the version of "
             "solodg that wrote it."
         )
-    info = read_json(path, ModelInfo, checksum_required=found == MODEL_FORMAT)
-    arguments = complete_arguments(info.algorithm, info.arguments)
-    return info.model_copy(update={"arguments": arguments})
+    info = read_json(path, ModelInfo, checksum_required=found != READABLE_FORMATS[0])
+    algorithm = current_name(info.algorithm, before_pose=found != MODEL_FORMAT)
+    arguments = complete_arguments(algorithm, info.arguments)
+    return info.model_copy(update={"algorithm": algorithm, "arguments": arguments})
 
 
 def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
@@ -106,6 +107,7 @@ def _build(info: ModelInfo) -> Algorithm:
         channels=info.channels,
         image_size=info.image_size,
         image_norm=info.image_norm,
+        pose=info.pose,
     )
     return build_algorithm(
         info.algorithm,

@@ -18,7 +18,13 @@ Decay = Literal["cosine", "constant", "step"]
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
 # a recipe they mean the same as None.
-OFF_VALUES: dict[str, Any] = {"image_norm": 0, "label_smoothing": 0, "decay": "constant"}
+OFF_VALUES: dict[str, Any] = {
+    "image_norm": 0,
+    "pose": "off",
+    "label_smoothing": 0,
+    "decay": "constant",
+}
+AUTO: Literal["auto"] = "auto"  # for image norm and pose: as held-out source domains decide
 
 
 class RunConfig(BaseModel):
@@ -46,8 +52,8 @@ class RunConfig(BaseModel):
     )
     variant: str = option(
         "default",
-        "Of solo_plus: no-frame, no-film, no-swap, no-domain-supervision. Of solo: "
-        "invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal.",
+        "Of solo: invariant, no-hierarchy, no-prior-supervision, no-meta-learning, literal. Of "
+        "solo_code: no-frame, no-film, no-swap, no-domain-supervision. Of mldg: first-order.",
         shown_default="the full method",
     )
     arguments: dict[str, Any] = option(
@@ -69,12 +75,19 @@ class RunConfig(BaseModel):
         flag="--freeze-norm/--train-norm",
         shown_default="frozen when weights are given",
     )
-    image_norm: float | tuple[float, ...] | None = option(
+    image_norm: float | tuple[float, ...] | Literal["auto"] | None = option(
         None,
         "Mix the image's own statistics into every BatchNorm; those of the sources count as this "
         "many pixels, e.g. 300; 0: do not mix. With several numbers, e.g. 0,3000,300, the "
-        "backbone reads each image once per number, and the features are averaged.",
-        shown_default="0; with solo_plus 100, or 0,3000,300 on given weights",
+        "backbone reads each image once per number, and the features are averaged. auto: 100, or "
+        "0,3000,300 on given weights, if that helps on source domains that are held out; else 0.",
+        shown_default="0; with solo_plus auto",
+    )
+    pose: Literal["auto", "on", "off"] | None = option(
+        None,
+        "Undo the rotation of each image before the backbone reads it: on or off. auto: on if the "
+        "source domains differ by rotation and it helps on source domains that are held out.",
+        shown_default="off; with solo_plus auto, but off on given weights",
     )
     image_size: PositiveInt | None = option(
         None,
@@ -189,18 +202,18 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _default_algorithm(cls, values: Any) -> Any:
-        """Chooses solo where no algorithm is given, but a variant that solo_plus does not have."""
+        """Chooses the algorithm that has the variant, where a variant but no algorithm is given."""
         if not isinstance(values, dict) or "algorithm" in values or "variant" not in values:
             return values
         from solodg.algorithms import ALGORITHMS  # late: it imports torch
 
-        known = str(values["variant"]) in ALGORITHMS["solo_plus"].variants
-        return values if known else values | {"algorithm": "solo"}
+        have = [n for n, kind in ALGORITHMS.items() if str(values["variant"]) in kind.variants]
+        return values if "solo_plus" in have else values | {"algorithm": (have or ["solo"])[0]}
 
     @field_validator("image_norm", mode="before")
     @classmethod
     def _as_numbers(cls, value: Any) -> Any:
-        """Reads `300`, a list of numbers, or several in one string: "0,3000,300"."""
+        """Reads `auto`, `300`, a list of numbers, or several in one string: "0,3000,300"."""
         several = value.split(",") if isinstance(value, str) else value
         if not isinstance(several, list | tuple):
             return value
@@ -208,9 +221,9 @@ class RunConfig(BaseModel):
 
     @field_validator("image_norm")
     @classmethod
-    def _check_source_pixels(
-        cls, value: float | tuple[float, ...] | None
-    ) -> float | tuple[float, ...] | None:
+    def _check_source_pixels(cls, value: Any) -> Any:
+        if value == AUTO:
+            return value
         several = value if isinstance(value, tuple) else (value or 0.0,)
         if not several or min(several) < 0 or len(set(several)) < len(several):
             raise ValueError("each number must be 0 or more, and be given once")
@@ -218,12 +231,23 @@ class RunConfig(BaseModel):
             raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
         return value
 
+    @field_validator("pose", mode="before")
+    @classmethod
+    def _as_word(cls, value: Any) -> Any:
+        """Reads YAML's `on` and `off`, which are true and false to it, as words."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
+
     _check_window = field_validator("window")(ordered_window)
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Returns the domains that training does not see."""
         return self.targets + (self.exclude or ())
+
+    @property
+    def open_parts(self) -> tuple[str, ...]:
+        """Returns the parts of the adaptation that held-out source domains decide about."""
+        return tuple(name for name in ("image_norm", "pose") if getattr(self, name) == AUTO)
 
     @property
     def starts_from_weights(self) -> bool:

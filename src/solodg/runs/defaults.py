@@ -92,6 +92,11 @@ def _check(config: RunConfig, spec: DatasetSpec) -> None:
             "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
             "FILE, and no --train-norm."
         )
+    if config.pose in ("auto", "on") and config.freeze_backbone:
+        raise UserError(
+            "--pose rotates images, and --freeze-backbone trains on stored features: leave one of "
+            "them out."
+        )
     if config.freeze_backbone and not config.starts_from_weights:
         raise UserError(
             "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."

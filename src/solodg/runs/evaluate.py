@@ -18,6 +18,7 @@ from solodg.runs.folder import (
     FINISHED,
     RESULTS,
     machine_kind,
+    read_evidence,
     read_machine,
     read_seconds,
     read_versions,
@@ -113,6 +114,7 @@ def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) ->
         "protocol": protocol(data, config),
         "config": portable(config),
         "versions": read_versions(folder),
+        "evidence": {k: v for k, v in read_evidence(folder).items() if k != "seconds"},
         "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
     }
 
@@ -178,7 +180,11 @@ def _score_stream(
 def _training_time(folder: Path) -> dict[str, float]:
     """Returns the seconds of training, if it is finished: a run can be scored before its end."""
     finished = folder / FINISHED
-    return {"training_seconds": read_seconds(finished)} if finished.is_file() else {}
+    if not finished.is_file():
+        return {}
+    found = {"training_seconds": read_seconds(finished)}
+    evidence = read_evidence(folder)
+    return found | ({"evidence_seconds": evidence["seconds"]} if evidence else {})
 
 
 def protocol(dataset: DomainDataset, config: ResolvedConfig) -> str:

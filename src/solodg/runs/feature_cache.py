@@ -142,7 +142,7 @@ class FeatureStore:
         for number, (source_pixels, path) in enumerate(paths.items(), start=1):
             if not self._is_intact(path):
                 which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
-                with self.backbone.reading(source_pixels):
+                with self.backbone.reading_as([source_pixels]):
                     self._compute(domain.members, f"Features of {domain.name}{which}", path)
             arrays.append(np.load(path, mmap_mode="r"))
         return tuple(arrays)

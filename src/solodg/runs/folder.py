@@ -15,11 +15,12 @@ from solodg.data import DATASETS
 from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, portable
 from solodg.runs.origin import Origin
-from solodg.runs.stored_arguments import complete_arguments
+from solodg.runs.stored_arguments import complete_arguments, current_name
 from solodg.storage import read_json, try_lock, write_json
 
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
+EVIDENCE = "evidence.json"  # of the adaptation, where held-out domains decided about it
 REPORT = "report.html"
 LOCK = "train.lock"  # while a process trains in the folder
 # Of x86, then of ARM.
@@ -78,8 +79,9 @@ def training_lock(folder: Path) -> Iterator[None]:
 def read_config(folder: Path) -> ResolvedConfig:
     """Reads the configuration of the run in `folder`."""
     config = read_json(folder / CONFIG, ResolvedConfig)
-    arguments = complete_arguments(config.algorithm, config.arguments, config.variant)
-    return config.model_copy(update={"arguments": arguments})
+    algorithm = current_name(config.algorithm, before_pose="pose" not in config.model_fields_set)
+    arguments = complete_arguments(algorithm, config.arguments, config.variant)
+    return config.model_copy(update={"algorithm": algorithm, "arguments": arguments})
 
 
 def read_machine(folder: Path) -> Machine:
@@ -99,6 +101,12 @@ def read_origin(folder: Path) -> Origin:
 def read_versions(folder: Path) -> dict[str, str]:
     """Reads the versions of the packages with which the run in `folder` was trained."""
     return read_json(folder / VERSIONS, dict[str, str])
+
+
+def read_evidence(folder: Path) -> dict[str, Any]:
+    """Reads what held-out source domains decided about the run; empty where nothing was open."""
+    path = folder / EVIDENCE
+    return read_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def read_seconds(path: Path) -> float:

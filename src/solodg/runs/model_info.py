@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 from solodg.pixels import ordered_window
 
-# That this version reads. The second names only the arguments that were given.
-ModelFormat = Literal["solodg-model-2", "solodg-model-3"]
+# That this version reads. The second names only the arguments that were given; in the second and
+# the third, `solo_plus` is what is called `solo_code` now.
+ModelFormat = Literal["solodg-model-2", "solodg-model-3", "solodg-model-4"]
 READABLE_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
-MODEL_FORMAT: ModelFormat = "solodg-model-3"  # that this version writes
+MODEL_FORMAT: ModelFormat = "solodg-model-4"  # that this version writes
 SourcePixels = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Readings = Annotated[tuple[SourcePixels, ...], Field(max_length=MAX_READINGS)]
 
@@ -28,6 +29,7 @@ class ModelInfo(BaseModel):
     backbone: str
     channels: Literal[1, 3]
     image_norm: SourcePixels | Readings | None = None  # see image_norm.py
+    pose: bool = False  # see pose.py
     # Images are resized to this square without cropping, and scaled to [0, 1].
     image_size: int = Field(ge=1, le=MAX_IMAGE_SIZE)
     window: tuple[FiniteFloat, FiniteFloat] | None = None  # pixel values: black and white

@@ -4,6 +4,9 @@ A run or a record names every argument, so that a default can change without cha
 trained before. Earlier versions named only those that were given. The rest then have the values
 that were the defaults of that time, which stand here. A value here is never changed. An argument
 that is new gets an entry: the value with which its algorithm does what it did before.
+
+What is called `solo_code` now was called `solo_plus` in runs and records before the option `pose`
+existed; they are read with its new name.
 """
 
 from collections.abc import Mapping
@@ -43,7 +46,7 @@ _ALGORITHMS: dict[str, Arguments] = {
         "kl_warmup": 500,
         "style_dim": None,
     },
-    "solo_plus": {
+    "solo_code": {
         "code_dim": 4,
         "domain_weight": 0.3,
         "swap": True,
@@ -71,10 +74,10 @@ _VARIANTS: dict[tuple[str, str], Arguments] = {
         "kl_reduction": "sum",
         "kl_warmup": 0,
     },
-    ("solo_plus", "no-swap"): {"swap": False},
-    ("solo_plus", "no-film"): {"film": False},
-    ("solo_plus", "no-domain-supervision"): {"domain_weight": 0.0},
-    ("solo_plus", "no-frame"): {"frame": 0},
+    ("solo_code", "no-swap"): {"swap": False},
+    ("solo_code", "no-film"): {"film": False},
+    ("solo_code", "no-domain-supervision"): {"domain_weight": 0.0},
+    ("solo_code", "no-frame"): {"frame": 0},
 }
 _ADAPTERS: dict[str, Arguments] = {
     "bn": {},
@@ -85,6 +88,16 @@ _ADAPTERS: dict[str, Arguments] = {
     "tent": {"steps": 1, "learning_rate": 0.001},
     "ttt": {"steps": 10, "learning_rate": 0.001},
 }
+
+
+def current_name(algorithm: str, *, before_pose: bool) -> str:
+    """Returns the name that an algorithm has now; `before_pose`: stored before that option was."""
+    return "solo_code" if before_pose and algorithm == "solo_plus" else algorithm
+
+
+def name_in_keys(algorithm: str) -> str:
+    """Returns the name that keys of runs are made of, so that earlier records keep their keys."""
+    return {"solo_code": "solo_plus", "solo_plus": "solo_plus with pose"}.get(algorithm, algorithm)
 
 
 def complete_arguments(
@@ -107,8 +120,9 @@ def complete_config(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             "a stored config is damaged: algorithm and variant must be names, arguments an object."
         )
+    algorithm = current_name(algorithm, before_pose="pose" not in values)
     arguments = complete_arguments(algorithm, stored, variant)
-    return {**values, "arguments": arguments}
+    return {**values, "algorithm": algorithm, "arguments": arguments}
 
 
 def changed_arguments(algorithm: str, arguments: Arguments, variant: str) -> dict[str, Any]:

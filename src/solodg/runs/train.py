@@ -35,8 +35,11 @@ from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
+from solodg.runs.domain_rotations import domain_rotations
+from solodg.runs.evidence import candidates
 from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
+from solodg.runs.folds import gather_evidence
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
 from solodg.runs.opened_data import (
     ShowData,
@@ -47,13 +50,16 @@ from solodg.runs.opened_data import (
     say_guessed_ranges,
 )
 from solodg.runs.origin import describe_origin
+from solodg.runs.pose_training import train_pose
 from solodg.runs.training_state import STATE, Score, TrainingState
 from solodg.runs.validation import validate
+from solodg.runs.workplace import Workplace
 from solodg.seeding import derive, unchanged_generators
 from solodg.storage import write_json
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
 LOG_EVERY = 10  # steps
+POSE_STEPS = 1000  # of the pose network, at most
 
 
 def train_run(
@@ -107,9 +113,11 @@ def _train_and_select(
             f"{source.shared_groups} group(s) have images both in the source domains and among the "
             "target images to score: the score will not be one of unseen groups."
         )
-    clock = Clock(folder)
+    work = Workplace(fabric, machine, Clock(folder), progress, say)
+    # Until held-out domains have decided, one that can read images in every way that is open.
+    most = candidates(config, None).all_parts(config) if config.open_parts else config
     torch.manual_seed(derive(config.seed, "weights"))
-    backbone = make_backbone(config)
+    backbone = make_backbone(most)
     store = feature_store(config, machine, backbone, fabric.device, progress)
     source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
     say_guessed_ranges(source, say)
@@ -121,18 +129,23 @@ def _train_and_select(
             source = with_features(source, store)
     if config.pseudo_domains:
         source = with_pseudo_domains(source, images, config, store)
-    setup = _Setup(fabric, config, machine, backbone, clock, progress, say)
 
     # A run that cannot be trained fails here, before it claims its folder.
-    setup.new_model(source)
+    _Setup(work, most, backbone).new_model(source)
     if config.select == LEAVE_ONE_OUT:
         check_folds(source)
-
-    def begin() -> None:
-        claim(folder, config, machine, origin)
-        checkpoint.save_info(folder, describe_model(config, source))
-
-    on_first(fabric, begin)
+    on_first(fabric, partial(claim, folder, config, machine, origin))
+    if config.open_parts:
+        evidence = gather_evidence(work, config, source, backbone, folder)
+        say(f"What adapts to each image, by {evidence.rests_on}:")
+        for line in evidence.lines():
+            say(f"  {line}")
+        config = evidence.decided(config)
+        if not config.freeze_backbone:
+            torch.manual_seed(derive(config.seed, "weights"))
+            backbone = make_backbone(config)
+    on_first(fabric, partial(checkpoint.save_info, folder, describe_model(config, source)))
+    setup = _Setup(work, config, backbone)
     schedule = make_schedule(config)
     if config.select == LEAVE_ONE_OUT:
         chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
@@ -142,28 +155,18 @@ def _train_and_select(
 
     def finish() -> None:
         selected = checkpoint.selection(folder)
-        write_json(folder / FINISHED, {"seconds": clock.seconds, "selected": selected})
-        clock.discard()
+        write_json(folder / FINISHED, {"seconds": work.clock.seconds, "selected": selected})
+        work.clock.discard()
         (folder / STATE).unlink(missing_ok=True)
 
     on_first(fabric, finish)
 
 
 class _Setup:
-    """What all trainings of one run share; leave-one-out selection trains several models."""
+    """The models of one run; leave-one-out selection trains several."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        config: ResolvedConfig,
-        machine: Machine,
-        backbone: Backbone,
-        clock: Clock,
-        progress: Progress,
-        say: Say,
-    ) -> None:
-        self.fabric, self.config, self.machine, self.backbone = fabric, config, machine, backbone
-        self.clock, self.progress, self.say = clock, progress, say
+    def __init__(self, work: Workplace, config: ResolvedConfig, backbone: Backbone) -> None:
+        self.work, self.config, self.backbone = work, config, backbone
         self._initial = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
 
     def new_model(self, source: SourceData) -> tuple[Algorithm, EpisodeSampler]:
@@ -180,19 +183,27 @@ def _train(
 
     Without `save_model` only its metrics are kept.
     """
-    fabric, config = setup.fabric, setup.config
+    work, config = setup.work, setup.config
+    fabric, workers = work.fabric, work.machine.workers
     algorithm, sampler = setup.new_model(source)
-    loader = EpisodeLoader(source.train, sampler, workers=setup.machine.workers)
+    loader = EpisodeLoader(source.train, sampler, workers=workers)
     images_a_step = sum(len(part) for part in sampler(0)[:2])
-    setup.say(
+    work.say(
         f"{len(source.train)} training images of {len(source.domain_names)} domains, "
         f"{len(source.val)} to validate; {images_a_step} images a step."
     )
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     state = start(fabric, algorithm, schedule)
-    state.restore(fabric, folder, setup.say)
-    bar = setup.progress.bar("Training", schedule.last, state.step)
+    state.restore(fabric, folder, work.say)
+    if setup.backbone.pose is not None and state.step == 0:
+        steps = min(config.steps, POSE_STEPS)
+        with work.progress.bar("Training the pose network", steps) as advance:
+            train_pose(
+                fabric, setup.backbone, source, domain_rotations(source.train, config.seed),
+                sampler, augment, steps=steps, seed=config.seed, workers=workers, advance=advance,
+            )  # fmt: skip
+    bar = work.progress.bar("Training", schedule.last, state.step)
     with metrics_log(fabric, folder) as log, bar as advance:
         for step, losses in fit(fabric, state, loader, augment, schedule):
             if step % LOG_EVERY == 0 or step == schedule.last:
@@ -221,9 +232,9 @@ def _select(
     Returns the best score so far.
     """
     model = state.validated.eval()
-    score = validate(model, val, centres, setup.fabric.device)
+    score = validate(model, val, centres, setup.work.fabric.device)
     accuracy, nll = score.accuracy, -score.negative_nll
-    setup.clock.save()
+    setup.work.clock.save()
     log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
     if state.best is not None and score <= state.best:
         return state.best
@@ -248,13 +259,13 @@ def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Pa
 
     Each source domain is held out once; the accuracies of a step are averaged over them.
     """
-    fabric = setup.fabric
+    fabric = setup.work.fabric
     curves = []
     for number, name in enumerate(source.domain_names):
         # The number, since names may differ in other characters alone: -15 and 15.
         fold = folder / f"{number}-{normalise_name(name)[:40]}"
         if not on_first(fabric, (fold / FINISHED).is_file):
-            setup.say(f"Leaving {name} out:")
+            setup.work.say(f"Leaving {name} out:")
             _train(setup, source.holding_out(number), schedule, fold, save_model=False)
             on_first(fabric, partial(_finish_fold, fold))
         curves.append(on_first(fabric, partial(validation_curve, fold)))

@@ -63,7 +63,7 @@ class SoloNetworks(Algorithm):
         return features
 
     def modulate(self, features: Features) -> Features:
-        """Returns the features that are classified: here the same, in `solo_plus` after FiLM."""
+        """Returns the features that are classified: here the same, in `solo_code` after FiLM."""
         return features
 
     def _modulated(self, x: Tensor) -> Features:

@@ -1,4 +1,7 @@
-"""The paper's method with further parts in which a single image adapts the model to itself.
+"""The paper's method on a style code, with FiLM and a pose learned from agreement.
+
+It was the default, called `solo_plus`, until each part was held against a linear classifier that
+reads the image in the same way (docs/adaptation.md). Its parts:
 
     pose      a network estimates the pose of the image and undoes it before the backbone; for
               backbones that are trained from random weights (pose.py, argument `frame`)
@@ -22,16 +25,16 @@ from torch import Tensor, nn
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.centres import prototype_loss
 from solodg.algorithms.solo.method import Solo
-from solodg.algorithms.solo_plus.film import FiLM
-from solodg.algorithms.solo_plus.pose import PoseNetwork, domain_disagreement, resample
-from solodg.algorithms.solo_plus.style_code import code_network, within_domain_shuffle
+from solodg.algorithms.solo_code.film import FiLM
+from solodg.algorithms.solo_code.pose import PoseNetwork, domain_disagreement, resample
+from solodg.algorithms.solo_code.style_code import code_network, within_domain_shuffle
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Features, Size
 
 _NEED = "the pose is estimated from pixels (leave out the argument frame)"
 
 
-class SoloPlus(Solo):
+class SoloCode(Solo):
     """`solo` on a style code, for images whose pose is undone first.
 
     Predictions are those of `Solo`; its docstring has a table of them.

@@ -1,4 +1,4 @@
-"""What `solo_plus` adds, against plain loops."""
+"""What `solo_code` adds, against plain loops."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solodg.algorithms.centres import prototype_loss
-from solodg.algorithms.solo_plus import SoloPlus
-from solodg.algorithms.solo_plus import method as solo_plus_method
-from solodg.algorithms.solo_plus.pose import domain_disagreement
-from solodg.algorithms.solo_plus.style_code import within_domain_shuffle
+from solodg.algorithms.solo_code import SoloCode
+from solodg.algorithms.solo_code import method as solo_code_method
+from solodg.algorithms.solo_code.pose import domain_disagreement
+from solodg.algorithms.solo_code.style_code import within_domain_shuffle
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
@@ -42,9 +42,9 @@ def test_the_prototype_loss_is_a_cross_entropy_over_distances() -> None:
     torch.testing.assert_close(prototype_loss(code, domain), total / 9)
 
 
-def model(**arguments) -> SoloPlus:
+def model(**arguments) -> SoloCode:
     torch.manual_seed(0)
-    return SoloPlus(ReadyFeatures(6, 5), num_classes=3, **arguments)
+    return SoloCode(ReadyFeatures(6, 5), num_classes=3, **arguments)
 
 
 def episode() -> Episode:
@@ -74,7 +74,7 @@ def test_no_gradient_reaches_the_backbone_through_the_style() -> None:
     assert leaf.grad[:, 6:].abs().sum() == 0
 
 
-def away_from_the_start(**arguments) -> SoloPlus:
+def away_from_the_start(**arguments) -> SoloCode:
     """A finalized model whose classifiers depend on the style."""
     algorithm = model(**arguments).eval()
     for parameter in algorithm.parameters():
@@ -105,7 +105,7 @@ def test_training_classifies_with_the_code_of_another_image_of_the_domain(monkey
     merged = episode().merged
     algorithm = away_from_the_start(domain_weight=0.0)
     order = torch.arange(36).view(3, 12).roll(5, 1).flatten()  # within the domains of 12 images
-    monkeypatch.setattr(solo_plus_method, "within_domain_shuffle", lambda domain: order)
+    monkeypatch.setattr(solo_code_method, "within_domain_shuffle", lambda domain: order)
     found, _ = algorithm._episode_features(merged)
     own = algorithm.features(merged.x)
     expected = algorithm.modulate(own._replace(style=own.style[order]))
@@ -118,7 +118,7 @@ def test_training_classifies_with_the_code_of_another_image_of_the_domain(monkey
 def test_domain_supervision_is_part_of_the_loss(weight: float) -> None:
     shown = episode()
 
-    def trained(domain_weight: float) -> tuple[dict, torch.Tensor, SoloPlus]:
+    def trained(domain_weight: float) -> tuple[dict, torch.Tensor, SoloCode]:
         """Losses, and their gradient with respect to the last layer of the style code."""
         algorithm = model(domain_weight=domain_weight).train()
         torch.manual_seed(3)
@@ -158,7 +158,7 @@ def test_the_prior_writes_one_classifier_for_all() -> None:
 def test_the_pose_network_learns_from_agreement_alone() -> None:
     torch.manual_seed(0)
     backbone = build_backbone("small_cnn", channels=1, image_size=32)
-    algorithm = SoloPlus(backbone, num_classes=3, frame=2)
+    algorithm = SoloCode(backbone, num_classes=3, frame=2)
     x, y, domain = torch.rand(36, 1, 32, 32), torch.arange(36) % 3, torch.arange(36) // 12
     parts = [Batch(x[part], y[part], domain[part]) for part in (slice(24), slice(24, 36))]
     terms = algorithm.losses(Episode(*parts, 6))

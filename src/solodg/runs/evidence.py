@@ -1,0 +1,258 @@
+"""Evidence for the adaptation: what each part of it does on source domains that are held out.
+
+A part is image norm or pose. Where the configuration leaves a part open (`auto`), some source
+domains are held out in turn. A small training on the others uses every part for a random half of
+the images, so that one network can then be scored on the held-out domain with and without each
+part, on the same images. The combination with the highest mean accuracy is taken. A part of it
+stays on only if its gain there is larger than one point and than the standard error of that gain:
+networks that are trained this briefly favour image norm a little.
+
+The folds use a linear classifier, and together cost less than the training itself.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from solodg.algorithms import Algorithm
+from solodg.data import LabelledImages, SourceData
+from solodg.models.image_norm import ImageNorm, readings_of
+from solodg.runs.config import AUTO, ResolvedConfig
+from solodg.runs.domain_rotations import DomainRotations
+from solodg.runs.metrics import predict
+from solodg.runs.opened_data import input_batches
+from solodg.runs.statistics import mean_interval
+
+NORM_FROM_RANDOM: ImageNorm = 100.0  # source pixels that `auto` tries
+NORM_FROM_WEIGHTS: ImageNorm = (0.0, 3000.0, 300.0)
+MAX_FOLDS = 3
+LEAST_GAIN = 1.0  # points of accuracy that a part must bring
+EVIDENCE_BUDGET = 0.8  # training images of all folds together, as a share of those of the training
+_MAX_IMAGES = 1000  # of a held-out domain that are scored
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read images: with or without image norm, with or without pose."""
+
+    image_norm: ImageNorm  # None: off
+    pose: bool
+
+    def __str__(self) -> str:
+        words = [
+            "image norm" if self.image_norm is not None else "",
+            "pose" if self.pose else "",
+        ]
+        return " and ".join(filter(None, words)) or "plain"
+
+    @property
+    def readings(self) -> tuple[float, ...]:
+        """Returns the source pixels of the backbone's readings."""
+        return readings_of(self.image_norm) or (0.0,)
+
+
+class PartDecision(BaseModel):
+    """What was decided about one part of the adaptation, and why."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    part: str  # "image norm" or "pose"
+    on: bool
+    why: str
+    gain: float | None = None  # points of accuracy on held-out domains, mean over them
+    error: float | None = None  # standard error of the gain, over images
+    half_interval: float | None = None  # of the 95% interval of the gain, over domains
+
+
+class Evidence(BaseModel):
+    """What was measured on held-out source domains, and what was decided: `evidence.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rests_on: str
+    parts: list[PartDecision]
+    accuracy: dict[str, dict[str, float]]  # held-out domain -> reading -> %
+    image_norm: float | tuple[float, ...] | None  # what the training uses
+    pose: bool
+    seconds: float  # that it took
+
+    def lines(self) -> list[str]:
+        """Returns the decisions as sentences for the log."""
+        return [f"{p.part}: {'on' if p.on else 'off'}, {p.why}" for p in self.parts]
+
+    def decided(self, config: ResolvedConfig) -> ResolvedConfig:
+        """Returns the configuration of the training, with nothing open."""
+        values: dict[str, Any] = {}
+        if config.image_norm == AUTO:
+            values["image_norm"] = self.image_norm or 0
+        if config.pose == AUTO:
+            values["pose"] = "on" if self.pose else "off"
+        return config.model_copy(update=values)
+
+
+class Candidates(NamedTuple):
+    """The readings between which the folds decide; the first one is used if there is no gain."""
+
+    readings: list[Reading]
+    refused: list[PartDecision]  # parts that need no folds to be off
+
+    def all_parts(self, config: ResolvedConfig) -> ResolvedConfig:
+        """Returns the configuration of a network that can read images in all these ways."""
+        union = tuple(dict.fromkeys(number for r in self.readings for number in r.readings))
+        pose = "on" if any(reading.pose for reading in self.readings) else "off"
+        values = {"image_norm": union if any(union) else 0, "pose": pose}
+        return config.model_copy(update=values)
+
+
+def candidates(config: ResolvedConfig, rotations: DomainRotations | None) -> Candidates:
+    """Returns the readings that are open.
+
+    Where pose is open, the `rotations` of the source domains decide whether it is tried; without
+    them (None) it is.
+    """
+    refused: list[PartDecision] = []
+    norms: list[ImageNorm] = [config.image_norm or None]  # type: ignore[list-item]
+    if config.image_norm == AUTO:
+        norms = [None, NORM_FROM_WEIGHTS if config.starts_from_weights else NORM_FROM_RANDOM]
+    poses = [config.pose == "on"]
+    if config.pose == AUTO:
+        poses = [False, True]
+        if rotations is not None and not rotations.explain:
+            poses = [False]
+            why = (
+                "the source domains do not differ by rotation: the mean images of two domains "
+                f"correlate by {rotations.alike:.2f}, and by {rotations.alike_rotated:.2f} after "
+                "the best rotation"
+            )
+            refused = [PartDecision(part="pose", on=False, why=why)]
+    return Candidates([Reading(n, p) for n, p in itertools.product(norms, poses)], refused)
+
+
+def fold_domains(source: SourceData) -> list[int]:
+    """Returns the domains to hold out: all of up to three, else three spread over their order."""
+    count = len(source.domain_names)
+    spread = np.linspace(0, count - 1, min(count, MAX_FOLDS)).round()
+    return [int(number) for number in spread]
+
+
+def held_out_images(source: SourceData, domain: int, seed: int) -> LabelledImages:
+    """Returns the images of a domain that score a fold, which trains on none of them.
+
+    These are its training images, of groups that no other domain trains on; its validation images
+    where there are none. Classes that no other domain has are left out.
+    """
+    own = source.train.domains == domain
+    chosen = own.copy()
+    if source.train.groups is not None:
+        chosen &= ~np.isin(source.train.groups, source.train.groups[~own])
+    chosen &= np.isin(source.train.labels, source.train.labels[~own])
+    held = source.train.subset(np.flatnonzero(chosen)) if chosen.any() else source.held_out(domain)
+    per_class = math.ceil(_MAX_IMAGES / max(1, len(np.unique(held.labels))))
+    return held.balanced(per_class, seed)
+
+
+def fold_steps(steps: int, images_a_step: int, images_a_fold_step: int, folds: int) -> int:
+    """Returns the steps of each fold, so that all of them together stay within the budget."""
+    return max(1, int(EVIDENCE_BUDGET * steps * images_a_step / (folds * images_a_fold_step)))
+
+
+def score_readings(
+    algorithm: Algorithm,
+    held: LabelledImages,
+    readings: Sequence[Reading],
+    device: torch.device,
+) -> dict[str, list[bool]]:
+    """Returns for each reading which of the held-out images the algorithm classifies right."""
+    found = {}
+    for reading in readings:
+        with algorithm.backbone.reading_as(reading.readings, upright=reading.pose):
+            chosen = predict(algorithm.probabilities, input_batches(held), device=device).chosen
+        found[str(reading)] = [bool(right) for right in chosen == held.labels]
+    return found
+
+
+def decide(
+    options: Candidates, right: dict[str, dict[str, list[bool]]], rests_on: str, seconds: float
+) -> Evidence:
+    """Decides about the open parts from which images each reading gets right in each fold."""
+    readings = {str(reading): reading for reading in options.readings}
+    best = options.readings[0]
+    if right:
+        means = {
+            name: float(np.mean([np.mean(fold[name]) for fold in right.values()]))
+            for name in readings
+        }
+        best = readings[max(means, key=lambda name: means[name])]  # the first of equals
+    parts = list(options.refused)
+    for part, without in (
+        ("image norm", Reading(options.readings[0].image_norm, best.pose)),
+        ("pose", Reading(best.image_norm, options.readings[0].pose)),
+    ):
+        with_part = _with(part, best, options.readings)
+        if with_part is None:
+            continue
+        decision = _weigh(part, right, str(with_part), str(without))
+        parts.append(decision)
+        if not decision.on:
+            best = without if with_part == best else best
+    accuracy = {
+        fold: {name: round(100 * float(np.mean(rows)), 2) for name, rows in found.items()}
+        for fold, found in right.items()
+    }
+    return Evidence(
+        rests_on=rests_on, parts=parts, accuracy=accuracy, image_norm=best.image_norm,
+        pose=best.pose, seconds=seconds,
+    )  # fmt: skip
+
+
+def _with(part: str, best: Reading, readings: Sequence[Reading]) -> Reading | None:
+    """Returns the reading that has the part and is else like the best; None if it is not open."""
+    first, last = readings[0], readings[-1]
+    if part == "pose":
+        return None if first.pose == last.pose else Reading(best.image_norm, last.pose)
+    return None if first.image_norm == last.image_norm else Reading(last.image_norm, best.pose)
+
+
+def _weigh(
+    part: str, right: dict[str, dict[str, list[bool]]], with_part: str, without: str
+) -> PartDecision:
+    """Compares two readings on the same images of every fold."""
+    gains, variances = [], []
+    for fold in right.values():
+        difference = 100 * (np.array(fold[with_part], float) - np.array(fold[without], float))
+        gains.append(float(difference.mean()))
+        variances.append(float(difference.var()) / len(difference))
+    gain, error = float(np.mean(gains)), math.sqrt(sum(variances)) / len(variances)
+    interval = mean_interval(gains)
+    assert interval is not None
+    on = gain > max(error, LEAST_GAIN)
+    spread = f" ± {interval.half:.1f}" if interval.half is not None else ""
+    why = (
+        f"{gain:+.1f}{spread} points on {len(gains)} held-out source "
+        f"domain{'s' * (len(gains) > 1)} (standard error over images {error:.1f})"
+    )
+    return PartDecision(
+        part=part, on=on, why=why, gain=round(gain, 2), error=round(error, 2),
+        half_interval=None if interval.half is None else round(interval.half, 2),
+    )  # fmt: skip
+
+
+def describe_basis(source: SourceData, folds: Sequence[int], steps: int, pseudo: bool) -> str:
+    """Says what the evidence rests on."""
+    kind = "pseudo-domain" if pseudo else "source domain"
+    count = len(source.domain_names)
+    text = (
+        f"{len(folds)} of {count} {kind}s held out in turn, {steps} steps on the others, with a "
+        "linear classifier"
+    )
+    if count == 2:
+        text += "; with two domains, each fold trains on one domain alone"
+    if pseudo:
+        text += "; pseudo-domains may differ less than the domains to come"
+    return text
