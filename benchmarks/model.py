@@ -13,7 +13,8 @@ from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
-from solodg.runs.config import RunConfig
+from solodg.runs.config import AUTO, RunConfig
+from solodg.runs.evidence import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS
 from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.types import Batch, Episode
 
@@ -21,8 +22,10 @@ from solodg.types import Batch, Episode
 def build(name: str, classes: int, size: int) -> Algorithm:
     """Builds a model that is ready to predict, on ResNet-18 with random weights."""
     torch.manual_seed(0)
-    recipe = ALGORITHMS[name].recipes["pretrained"]
-    backbone = build_backbone("resnet18", image_size=size, image_norm=recipe.get("image_norm"))
+    norm = ALGORITHMS[name].recipes["pretrained"].get("image_norm")
+    backbone = build_backbone(
+        "resnet18", image_size=size, image_norm=NORM_FROM_WEIGHTS if norm == AUTO else norm
+    )
     algorithm = build_algorithm(name, backbone, num_classes=classes, num_domains=3).eval()
     y = torch.arange(classes)
     with torch.inference_mode():
@@ -82,8 +85,13 @@ def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[]
     """Returns a function that makes one update, with the method's recipe for random weights."""
     torch.manual_seed(0)
     recipe = ALGORITHMS[name].recipes["random"]
+    norm = recipe.get("image_norm")
     backbone = build_backbone(
-        "resnet18", channels=1, image_size=32, image_norm=recipe.get("image_norm")
+        "resnet18",
+        channels=1,
+        image_size=32,
+        image_norm=NORM_FROM_RANDOM if norm == AUTO else norm,
+        pose=recipe.get("pose") == AUTO,
     )
     if compiled:
         backbone.forward = torch.compile(backbone.forward)  # type: ignore[method-assign]

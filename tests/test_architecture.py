@@ -95,7 +95,7 @@ MODULES = {
         __init__ cell records row verify yaml_file
         plan
         duration table verdict
-        runner
+        comparison runner
         ray page stream_curves
     """,
     "explain": """

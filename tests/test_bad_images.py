@@ -26,7 +26,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in BROKEN:
         (images / path).write_bytes(b"broken")
     config = RunConfig(dataset=str(images), targets=("b",), backbone="small_cnn", image_size=32,
-                       steps=2, batch_size=4, context_images=2, skip_bad_images=True)  # fmt: skip
+                       steps=2, batch_size=4, context_images=2, image_norm=100,
+                       skip_bad_images=True)  # fmt: skip
     return train_run(config, Machine(accelerator="cpu"), folder / "run")
 
 

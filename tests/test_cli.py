@@ -89,8 +89,14 @@ MISTAKES = {
     "unknown algorithm": (["train", "toy", "--algorithm", "sol"], "Did you mean 'solo'"),
     "unknown variant": (["train", "toy", "--variant", "invarant"], "Did you mean 'invariant'"),
     "unknown preset": (["train", "toy", "--preset", "paper"], "literal"),
-    "unknown argument": (["train", "toy", "--set", "kl_wait=1"], "Did you mean 'kl_weight'"),
-    "argument of another type": (["train", "toy", "--set", "kl_weight=much"], "valid number"),
+    "unknown argument": (
+        ["train", "toy", "--algorithm", "solo", "--set", "kl_wait=1"],
+        "Did you mean 'kl_weight'",
+    ),
+    "argument of another type": (
+        ["train", "toy", "--algorithm", "solo", "--set", "kl_weight=much"],
+        "valid number",
+    ),
     "argument out of its choices": (
         ["train", "toy", "--algorithm", "solo", "--set", "turns=two"],
         "'one' or 'all'",
@@ -103,8 +109,20 @@ MISTAKES = {
     "a subset of what has none": (["train", "pacs", "--train-images", "9"], "--train-images"),
     "images too small": (["train", "toy", "--backbone", "alexnet"], "--image-size"),
     "precision": (["train", "toy", "--precision", "bf16-true"], "--precision"),
-    "no samples": (["train", "toy", "--set", "source_samples=0"], "equal to 1"),
-    "an absurd width": (["train", "toy", "--set", "code_dim=1000000000"], "16384"),
+    "an argument of a method without": (["train", "toy", "--set", "frame=0"], "--pose"),
+    "pose of features": (
+        ["train", "toy", "--pretrained", "--freeze-backbone", "--pose", "on"],
+        "--pose rotates",
+    ),
+    "an unknown pose": (["train", "toy", "--pose", "perhaps"], "'auto', 'on' or 'off'"),
+    "no samples": (
+        ["train", "toy", "--algorithm", "solo", "--set", "source_samples=0"],
+        "equal to 1",
+    ),
+    "an absurd width": (
+        ["train", "toy", "--algorithm", "solo_code", "--set", "code_dim=1000000000"],
+        "16384",
+    ),
     "an absurd size": (["train", "toy", "--image-size", "1000000000"], "4096"),
     "absurd readings": (["train", "toy", "--image-norm", ",".join(map(str, range(99)))], "16"),
     "an infinite rate": (["train", "toy", "--learning-rate", "inf"], "finite"),

@@ -127,3 +127,15 @@ def test_domains_must_be_as_many_as_rows() -> None:
     X, y, _ = shifted(10)
     with pytest.raises(ValueError, match="one entry per row"):
         SoloClassifier().fit(X, y, domains=[1, 2])
+
+
+def test_the_default_is_a_linear_classifier_that_has_converged() -> None:
+    generator = np.random.default_rng(0)
+    y, sites = np.arange(240) % 3, np.arange(240) // 3 % 4
+    X = generator.normal(size=(240, 8)) + 3 * np.eye(3, 8)[y]
+    model = SoloClassifier().fit(X, y, domains=sites)
+    assert type(model.model_).__name__ == "SoloPlus"
+    plain = LogisticRegression().fit(X, y)
+    assert model.score(X, y) == pytest.approx(plain.score(X, y), abs=0.03)
+    with pytest.raises(ValueError, match="has no arguments"):
+        SoloClassifier(arguments={"frame": 2}).fit(X, y, domains=sites)

@@ -231,7 +231,7 @@ def test_two_sources_and_pseudo_domains_say_what_the_evidence_rests_on(tmp_path:
 
 def test_rotated_sources_turn_pose_on_and_upright_ones_do_not(tmp_path: Path) -> None:
     values = {"dataset": "rotated-mnist", "targets": ("0", "90"), "train_images": 500}
-    values |= {"exclude": ("30", "60"), "steps": 60, "image_norm": 0}
+    values |= {"exclude": ("30", "60"), "steps": 100, "image_norm": 0}
     values |= {"batch_size": 16, "context_images": 4}
     machine = Machine(data_dir=Path("no-such-folder"))
     train_run(config(**values), machine, tmp_path / "run")

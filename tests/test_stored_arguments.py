@@ -91,7 +91,7 @@ def test_a_new_run_names_all_arguments_and_so_do_its_records(tmp_path: Path, new
     assert stored.keys() == arguments_of(Solo)
     assert (stored["hidden"], stored["prior_weight"], stored["test_samples"]) == (4, 0.0, 32)
     assert read_json(run / "model.json")["arguments"] == stored
-    assert read_json(run / "model.json")["format"] == "solodg-model-3"
+    assert read_json(run / "model.json")["format"] == "solodg-model-4"
     record = evaluate_run(run)[0]
     assert record.config["arguments"] == stored
     before = solodg.load(run).predict(PICTURE)

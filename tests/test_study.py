@@ -81,9 +81,9 @@ def test_each_donor_gives_the_style_that_it_names() -> None:
 
 
 def test_a_method_without_styles_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reads no style"):
+    with pytest.raises(UserError, match="does not adapt to the image"):
         open_study(trained(tmp_path / "run", algorithm="erm"), None)
-    with pytest.raises(UserError, match="invariant"):
+    with pytest.raises(UserError, match="does not adapt"):
         open_study(trained(tmp_path / "other", algorithm="solo", variant="invariant"), None)
 
 

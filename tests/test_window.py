@@ -21,8 +21,9 @@ from solodg.models.backbones import build_backbone
 from solodg.pixels import BadImageError, decode_pixels, pixels_of
 from solodg.predict.torch import Predictor
 from solodg.report.run_page import write_report
-from solodg.runs.config import Machine, RunConfig, portable
+from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
+from solodg.runs.folder import portable
 from solodg.runs.train import train_run
 from test_features import save_weights
 

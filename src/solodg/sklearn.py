@@ -19,15 +19,18 @@ from solodg.data.transforms import unaugmented
 from solodg.errors import UserError, unknown_name
 from solodg.inference import inference_batch_size
 from solodg.models.extractor import Standardised
+from solodg.runs.defaults import checked_arguments
 from solodg.runs.feature_cache import StoredFeatures
 from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.predictions import NotFiniteError, check_finite
 from solodg.seeding import derive, unchanged_generators
 from solodg.types import Batch
 
+_LINEAR = ("erm", "solo_plus")
+
 
 class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifies rows of features; each test row writes its own classifier in one forward pass.
+    """Classifies rows of features of domains that it was not trained on.
 
     `fit(X, y, domains=...)` takes rows of features, their classes, and the domain (site, camera,
     style) of each row. Without domains, or with a single one, it makes `n_domains` by clustering
@@ -36,14 +39,17 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    algorithm : "solo_plus", the default also of `solodg train`; "solo", the paper's method; or
-        another entry of `solodg.algorithms.ALGORITHMS` that works on features. Of `solo_plus`, the
-        style code and FiLM apply to features; pose and statistics of an image do not.
-    arguments : arguments of the algorithm, e.g. {"code_dim": 8}.
+    algorithm : "solo_plus", the default also of `solodg train`; "solo", the paper's method, in
+        which each row writes its own classifier; or another entry of
+        `solodg.algorithms.ALGORITHMS` that works on features. The parts of `solo_plus` that adapt
+        to an image need its pixels, so on features it is a linear classifier; one written for each
+        row has not gained over it where both were measured.
+    arguments : arguments of the algorithm, e.g. {"hidden": 64} of "solo".
     steps : number of updates.
     batch_size : query rows of an update.
     context : context rows of each class and domain in an update.
-    learning_rate, weight_decay : of Adam.
+    learning_rate : of Adam. None: 0.03 for a linear classifier ("solo_plus", "erm"), else 0.003.
+    weight_decay : of Adam.
     n_domains : number of domains to make where none are given.
     random_state : seed; the same number gives the same model.
     """
@@ -56,7 +62,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps: int = 200,
         batch_size: int = 32,
         context: int = 4,
-        learning_rate: float = 3e-3,
+        learning_rate: float | None = None,
         weight_decay: float = 5e-4,
         n_domains: int = 3,
         random_state: int = 0,
@@ -140,6 +146,11 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, source: SourceData) -> Algorithm:
         """Trains to the last step: a few hundred rows leave none to validate on."""
+        rate = self.learning_rate or (0.03 if self.algorithm in _LINEAR else 0.003)
+        try:
+            arguments = checked_arguments(self.algorithm, self.arguments or {})
+        except UserError as error:
+            raise ValueError(str(error)) from error
         torch.manual_seed(derive(self.random_state, "generators"))
         features = source.train.images.take(np.arange(len(source.train)))
         algorithm = build_algorithm(
@@ -147,7 +158,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Standardised(features),
             num_classes=len(source.classes),
             num_domains=len(source.domain_names),
-            **(self.arguments or {}),
+            **arguments,
         )
         cells = source.train.domains * len(source.classes) + source.train.labels
         smallest = int(np.unique(cells, return_counts=True)[1].min())
@@ -162,8 +173,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except UserError as error:
             raise ValueError(str(error)) from error
         schedule = Schedule(
-            self.steps, self.steps, self.learning_rate, self.learning_rate, self.weight_decay,
-            self.random_state,
+            self.steps, self.steps, rate, rate, self.weight_decay, self.random_state,
         )  # fmt: skip
         fabric = Fabric(accelerator="cpu", devices=1)
         loader = EpisodeLoader(source.train, sampler, workers=1)

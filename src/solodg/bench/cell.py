@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solodg.data import DATASETS
-from solodg.runs.config import OFF_VALUES, ResolvedConfig, portable
+from solodg.runs.config import OFF_VALUES, ResolvedConfig
+from solodg.runs.folder import portable
 from solodg.runs.stored_arguments import (
     changed_adapter_arguments,
     changed_arguments,

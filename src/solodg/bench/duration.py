@@ -21,10 +21,11 @@ from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import Progress
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
-from solodg.runs.config import Machine, ResolvedConfig, portable
+from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import launch
 from solodg.runs.evidence import EVIDENCE_BUDGET, candidates
 from solodg.runs.fit import fit, start
+from solodg.runs.folder import portable
 from solodg.runs.opened_data import input_batches, open_source
 from solodg.runs.stored_arguments import complete_config
 from solodg.seeding import unchanged_generators

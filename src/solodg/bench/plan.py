@@ -171,9 +171,44 @@ def read_plan(path: Path, *, weights: Path | None = None) -> Plan:
 
     `weights` is the path, on this machine, of the weights file that the plan names.
     """
+    values = _mapping(path)
+    if "datasets" in values:
+        raise UserError(f"{path} is a plan of several datasets: run it with solodg bench.")
+    return _checked(values, path, weights)
+
+
+def read_plans(path: Path, *, weights: Path | None = None) -> list[Plan]:
+    """Reads a plan, or one for each of the `datasets` of a file, which maps them to targets."""
+    values = _mapping(path)
+    datasets = values.pop("datasets", None)
+    if datasets is None:
+        return [_checked(values, path, weights)]
+    if not isinstance(datasets, dict) or not datasets or {"dataset", "targets"} & set(values):
+        raise UserError(
+            f"{path}: datasets maps names of datasets to lists of targets, e.g. "
+            "{digits-size: [medium, moved]}, and takes the place of dataset and targets."
+        )
+    name, title = values.get("name", path.stem), values.get("title", path.stem)
+    return [
+        _checked(
+            values
+            | {"name": f"{name}-{dataset}", "title": f"{title}: {dataset}"}
+            | {"dataset": dataset, "targets": targets},
+            path,
+            weights,
+        )
+        for dataset, targets in datasets.items()
+    ]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a plan: expected a mapping with title, dataset, rows, ...")
+    return values
+
+
+def _checked(values: dict[str, Any], path: Path, weights: Path | None) -> Plan:
     try:
         plan = Plan.model_validate({"name": path.stem} | values)
     except ValidationError as error:

@@ -62,6 +62,8 @@ def bench(
 ) -> None:
     """Run a plan (methods x targets x seeds), record the scores and write a table.
 
+    A plan may name several datasets: its table then compares the methods on each target.
+
     After an interruption the same command continues where it stopped. A cell is one method, target
     and seed. A finished cell is never run twice, and plans with the same --output share their runs.
     If a cell fails, the others still run, and the exit code is 1.
@@ -81,11 +83,12 @@ def bench(
         raise UserError(f"--on {on!r}: choose local or ray.")
     if on == "local" and (ray_address or ray_workers):
         raise UserError("--ray-address and --ray-workers go with --on ray.")
-    from solodg.bench.plan import read_plan
+    from solodg.bench.plan import read_plans
 
-    plan = read_plan(config, weights=weights)
+    plans = read_plans(config, weights=weights)
     if dry_run:
-        _show_plan(plan, machine, output)
+        for plan in plans:
+            _show_plan(plan, machine, output)
         return
     if records is not None and not table_only:
         raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
@@ -93,31 +96,57 @@ def bench(
         raise UserError(f"no file of records at {records}.")
     failed = 0
     if not table_only:
-        failed = _run_cells(plan, machine, output, on, ray_address, ray_workers)
-    _write_tables(plan, output, records)
+        failed = _run_cells(plans, machine, output, on, ray_address, ray_workers)
+    if len(plans) > 1:
+        _write_comparison(config.stem, plans, output, records)
+    else:
+        _write_tables(plans[0], output, records)
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
 
 
 def _run_cells(
-    plan: "Plan", machine: Machine, output: Path, on: str, address: str | None, workers: int | None
+    plans: list["Plan"],
+    machine: Machine,
+    output: Path,
+    on: str,
+    address: str | None,
+    workers: int | None,
 ) -> int:
     from solodg.bench.runner import format_seconds, run_serially
     from solodg.progress import BarProgress
 
+    # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
+    cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
     if on == "ray":
         from solodg.bench.ray import run_on_ray
 
-        tally = run_on_ray(
-            plan.cells(), machine, output, address=address, say=err.print, workers=workers
-        )
+        tally = run_on_ray(cells, machine, output, address=address, say=err.print, workers=workers)
     else:
-        tally = run_serially(
-            plan.cells(), machine, output, progress=BarProgress(err), say=err.print
-        )
+        tally = run_serially(cells, machine, output, progress=BarProgress(err), say=err.print)
     err.print(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
     return tally.failed
+
+
+def _write_comparison(name: str, plans: list["Plan"], output: Path, records: Path | None) -> None:
+    from solodg.bench.comparison import comparison_table
+    from solodg.bench.records import RECORDS, read_results
+    from solodg.bench.table import records_of
+    from solodg.storage import write_atomically, write_lines
+
+    file = records or output / RECORDS
+    results = read_results(file, err.print)
+    grid = comparison_table(plans[0].title.rpartition(": ")[0], plans, results)
+    folder = output / "tables"
+    write_atomically(folder / f"{name}.md", grid.markdown().encode())
+    write_atomically(folder / f"{name}.tex", grid.latex().encode())
+    write_atomically(folder / f"{name}.csv", grid.csv().encode())
+    own = [record.model_dump() for plan in plans for record in records_of(plan, results)]
+    write_lines(folder / f"{name}.jsonl", own)
+    out.print(grid.rich())
+    out.print(f"Table: {folder / name}.md, .tex, .csv; its records: .jsonl")
+    out.print(f"All records: {file}")
 
 
 def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:

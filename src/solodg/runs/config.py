@@ -270,14 +270,6 @@ class ResolvedConfig(RunConfig):
     validate_every: PositiveInt
 
 
-def portable(config: RunConfig) -> dict[str, Any]:
-    """Returns the configuration as JSON values, with names of files in place of their paths."""
-    values = config.model_dump(mode="json")
-    for name in ("dataset", "weights"):
-        values[name] = Path(values[name]).name if values[name] else values[name]
-    return values
-
-
 def _default_data_dir() -> Path:
     from solodg.data.loading import default_data_dir  # late: it imports torch
 

@@ -58,6 +58,11 @@ def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, An
     names = _default_arguments(algorithm)
     checked = {}
     for name, value in arguments.items():
+        if not names:
+            raise UserError(
+                f"--set {name}: {algorithm} has no arguments. What adapts to an image has options "
+                "of its own: --image-norm and --pose."
+            )
         if name not in names:
             raise unknown_name(f"argument of {algorithm}", name, names)
         try:
@@ -92,14 +97,14 @@ def _check(config: RunConfig, spec: DatasetSpec) -> None:
             "--train-stages keeps the other stages as they are: it needs --pretrained or --weights "
             "FILE, and no --train-norm."
         )
+    if config.freeze_backbone and not config.starts_from_weights:
+        raise UserError(
+            "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
+        )
     if config.pose in ("auto", "on") and config.freeze_backbone:
         raise UserError(
             "--pose rotates images, and --freeze-backbone trains on stored features: leave one of "
             "them out."
-        )
-    if config.freeze_backbone and not config.starts_from_weights:
-        raise UserError(
-            "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
         )
 
 

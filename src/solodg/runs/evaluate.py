@@ -12,12 +12,13 @@ from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
-from solodg.runs.config import Machine, ResolvedConfig, portable
+from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
     FINISHED,
     RESULTS,
     machine_kind,
+    portable,
     read_evidence,
     read_machine,
     read_seconds,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from solodg.data import DATASETS
 from solodg.errors import UserError
-from solodg.runs.config import Machine, ResolvedConfig, portable
+from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.origin import Origin
 from solodg.runs.stored_arguments import complete_arguments, current_name
 from solodg.storage import read_json, try_lock, write_json
@@ -152,6 +152,14 @@ def claim(folder: Path, config: ResolvedConfig, machine: Machine, origin: Origin
     write_json(folder / SOURCE, origin.model_dump())
     write_json(folder / MACHINE, absolute_machine(machine).model_dump(mode="json"))
     write_json(folder / CONFIG, absolute_config(config).model_dump(mode="json"))
+
+
+def portable(config: RunConfig) -> dict[str, Any]:
+    """Returns the configuration as JSON values, with names of files in place of their paths."""
+    values = config.model_dump(mode="json")
+    for name in ("dataset", "weights"):
+        values[name] = Path(values[name]).name if values[name] else values[name]
+    return values
 
 
 def absolute_config(config: ResolvedConfig) -> ResolvedConfig:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from solodg.algorithms import Algorithm
 from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader
-from solodg.data.pseudo_domains import random_domains
 from solodg.data.transforms import AUGMENTATIONS, unaugmented
+from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
 from solodg.runs.config import AUTO, ResolvedConfig
@@ -27,6 +27,7 @@ from solodg.runs.evidence import (
     fold_steps,
     held_out_images,
     score_readings,
+    without_domain,
 )
 from solodg.runs.fit import fit, start
 from solodg.runs.folder import EVIDENCE
@@ -61,7 +62,13 @@ def gather_evidence(
     rotations = domain_rotations(source.train, config.seed) if config.pose == AUTO else None
     options = candidates(config, rotations)
     numbers = fold_domains(source) if len(options.readings) > 1 else []
-    steps = _steps(config, source, numbers)
+    basis = "no open part needs a held-out domain"
+    try:
+        steps = _steps(config, source, numbers)
+    except UserError as error:
+        numbers, steps = [], 0
+        basis = f"no source domain can be held out ({error})"
+        options = options.all_refused(f"without evidence: {basis}")
     right, seconds = {}, 0.0
     for number in numbers:
         path = folder / FOLDS / f"{number}.json"
@@ -72,7 +79,6 @@ def gather_evidence(
         fold = on_first(fabric, partial(_read_fold, path))
         right[source.domain_names[number]] = fold.right
         seconds += fold.seconds
-    basis = "no open part needs a held-out domain"
     if numbers:
         basis = describe_basis(source, numbers, steps, pseudo=config.pseudo_domains is not None)
     evidence = decide(options, right, basis, round(seconds, 1))
@@ -89,25 +95,21 @@ def gather_evidence(
 
 
 def _steps(config: ResolvedConfig, source: SourceData, numbers: list[int]) -> int:
-    """Returns the steps of each fold."""
+    """Returns the steps of each fold; raises `UserError` where a domain cannot be held out."""
     if not numbers:
         return 0
-    whole = make_sampler(config, source)(0)
-    part = make_sampler(config, _training_part(config, source, numbers[0]))(0)
-    images, fold_images = (len(drawn.source) + len(drawn.target) for drawn in (whole, part))
-    return fold_steps(config.steps, images, fold_images, len(numbers))
+    samplers = [make_sampler(config, without_domain(source, n, config.seed)) for n in numbers]
+    for number in numbers:
+        held_out_images(source, number, config.seed)
+    images, *fold_images = (
+        len(drawn.source) + len(drawn.target)
+        for drawn in (sampler(0) for sampler in (make_sampler(config, source), *samplers))
+    )
+    return fold_steps(config.steps, images, max(fold_images), len(numbers))
 
 
 def _read_fold(path: Path) -> _Fold:
     return read_json(path, _Fold)
-
-
-def _training_part(config: ResolvedConfig, source: SourceData, number: int) -> SourceData:
-    """Returns the source data without one domain; a single one that is left is divided in two."""
-    rest = source.holding_out(number)
-    if len(rest.domain_names) > 1:
-        return rest
-    return random_domains(rest, 2, seed=config.seed)
 
 
 def _run_fold(
@@ -126,7 +128,7 @@ def _run_fold(
         update=linear | {"steps": steps, "validate_every": steps, "weight_average": None}
     )
     held = held_out_images(source, number, config.seed)
-    rest = _training_part(config, source, number)
+    rest = without_domain(source, number, config.seed)
     if not config.freeze_backbone:
         torch.manual_seed(derive(config.seed, "weights"))
         backbone = make_backbone(config)
