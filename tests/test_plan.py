@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from solodg.bench.cell import Cell
-from solodg.bench.plan import Plan, read_plan
+from solodg.bench.plan import Plan, read_plan, read_plans
 from solodg.bench.records import read_results
 from solodg.bench.stream_curves import stream_table
 from solodg.bench.table import plan_table
 from solodg.bench.verify import recorded_config
+from solodg.data.lab import FAMILIES
 from solodg.errors import UserError
 from solodg.runs.config import OFF_VALUES, RunConfig
 from solodg.runs.defaults import resolve
@@ -58,12 +59,34 @@ def test_every_table_has_a_plan_and_a_quick_twin() -> None:
     "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: str(p.relative_to(CONFIGS))
 )
 def test_every_shipped_plan_is_sound(path: Path) -> None:
-    plan = read_plan(path)
-    cells = plan.cells()
+    plans = read_plans(path)
+    cells = [cell for plan in plans for cell in plan.cells()]
     assert len({cell.key for cell in cells}) == len(cells)  # no two rows are the same run
-    assert plan.notes
+    assert all(plan.notes for plan in plans)
     if path.parent.name == "measured":
-        assert len(plan.seeds) >= 3
+        assert all(len(plan.seeds) >= 3 for plan in plans)
+
+
+def test_a_plan_of_several_datasets_is_one_for_each(tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    head = "title: t\nseeds: [0, 1]\nrows: [{name: a}]\n"
+    path.write_text(head + "datasets: {toy: [sky, moss], pacs: [[photo, sketch]]}\n")
+    toy, pacs = read_plans(path)
+    assert (toy.name, toy.title, toy.dataset) == ("both-toy", "t: toy", "toy")
+    assert toy.target_sets() == [("sky",), ("moss",)]
+    assert pacs.target_sets() == [("photo", "sketch")]
+    with pytest.raises(UserError, match="several datasets"):
+        read_plan(path)
+    for wrong in ("datasets: [toy]", "datasets: {}", "datasets: {toy: [sky]}\ndataset: toy"):
+        path.write_text(head + wrong)
+        with pytest.raises(UserError, match="datasets maps names"):
+            read_plans(path)
+
+
+def test_the_families_that_took_no_part_in_the_choice_are_in_the_laboratory() -> None:
+    plans = {plan.dataset: plan for plan in read_plans(CONFIGS / "lab" / "shifts.yaml")}
+    assert set(plans) == {f"{i}-{f}" for i in ("digits", "clothes", "objects") for f in FAMILIES}
+    assert all(len(plan.target_sets()) == 2 and len(plan.seeds) == 3 for plan in plans.values())
 
 
 def test_a_sweep_is_a_row_for_each_mix() -> None:
@@ -262,7 +285,7 @@ def test_keys_of_before_are_kept() -> None:
 
 
 def test_names_of_shipped_plans_are_their_own() -> None:
-    plans = [read_plan(path) for path in CONFIGS.rglob("*.yaml")]
+    plans = [plan for path in CONFIGS.rglob("*.yaml") for plan in read_plans(path)]
     assert len({plan.name for plan in plans}) == len(plans)
 
 

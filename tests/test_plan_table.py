@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from solodg.bench.comparison import compare_rows, comparison_table
 from solodg.bench.records import Results
 from solodg.bench.table import Column, column_mean, plan_table
 from solodg.runs.statistics import mean_interval
@@ -138,3 +139,32 @@ def test_records_travel_through_json() -> None:
     plan = toy_plan()
     there = json.loads(json.dumps(lines(plan, rising)))
     assert plan_table(plan, Results(there)) == plan_table(plan, Results(lines(plan, rising)))
+
+
+def test_a_comparison_has_every_target_and_pairs_seeds() -> None:
+    plan = toy_plan(seeds=[0, 1, 2])
+    noise = {0: 0.0, 1: 0.1, 2: -0.05}  # of a seed, the same for both rows
+
+    def accuracy(cell, domain) -> float:
+        gain = {"sky": 0.10, "moss": -0.04}.get(domain, 0.0) * (cell.row == "solo")
+        return 0.5 + noise[cell.config.seed] + gain + 0.001 * cell.config.seed
+
+    results = Results(lines(plan, accuracy))
+    sky, moss = compare_rows([plan], results)
+    assert (sky.dataset, sky.target, moss.target) == ("toy", "sky", "moss")
+    assert sky.gains["solo"].mean == pytest.approx(10)
+    assert sky.gains["solo"].half == pytest.approx(0, abs=1e-9)  # paired: the noise is gone
+    assert sky.means["ERM"].half > 5
+    assert moss.gains["solo"].mean == pytest.approx(-4)
+    grid = comparison_table("t", [plan], results)
+    assert grid.header == ["dataset", "target", "ERM", "solo", "solo - ERM"]
+    assert [row[-1].text for row in grid.rows[:2]] == ["+10.0 ± 0.0", "-4.0 ± 0.0"]
+    assert [row[-1].best for row in grid.rows[:2]] == [True, False]
+    assert grid.rows[-1][1].text == "2 targets"
+    assert grid.rows[-1][-1].text.startswith("+3.0 ± ")
+    assert (
+        "by more than 2 points on 1 of 2 targets, behind by more than that on 1, after the"
+        in (grid.notes[-1])
+    )
+    some = [line for line in lines(plan, accuracy) if line["seed"] == 0]
+    assert comparison_table("t", [plan], Results(some)).rows[0][-1].text == "+10.0"

@@ -176,6 +176,15 @@ def test_the_page_is_small_and_holds_no_address(page: Path) -> None:
     assert str(page.parent) not in text  # no path of a machine
 
 
+def test_the_page_says_what_adapts_and_why(tmp_path: Path) -> None:
+    config = RunConfig(dataset="toy", targets=("sky",), backbone="small_cnn", steps=6, batch_size=8)
+    text = write_report(train_run(config, Machine(accelerator="cpu"), tmp_path / "run")).read_text()
+    assert "adapts to each image" in text
+    assert "image norm: o" in text
+    assert "held-out source domains" in text
+    assert "the source domains do not differ by rotation" in text
+
+
 def test_a_method_with_one_classifier_says_so(tmp_path: Path) -> None:
     config = RunConfig(dataset="toy", targets=("sky",), algorithm="erm", backbone="small_cnn",
                        steps=4, batch_size=8)  # fmt: skip

@@ -120,6 +120,26 @@ def test_each_donor_gives_the_pose_that_it_names(tmp_path: Path) -> None:
             assert accuracy == pytest.approx(asked(domain, whose), abs=0.15 if drawn else 1e-9)
 
 
+def test_poses_of_a_backbone_and_statistics_are_swapped_without_a_style(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", algorithm="solo_plus", image_norm=100, pose="on")
+    studied = open_study(folder, None)
+    pose = studied.algorithm.backbone.pose
+    torch.nn.init.normal_(pose.layers[-1].bias, std=2.0)
+    with torch.no_grad():
+        pose.layers[-1].weight.mul_(5)
+    found = swap_poses(studied, NoProgress())
+    for domain, accuracies in found.items():
+        assert tuple(accuracies) == POSES
+        x, labels = every(studied.targets[domain]).x, studied.targets[domain].labels
+        with torch.inference_mode():
+            own = (studied.algorithm(x).argmax(1).numpy() == labels).mean()
+            with studied.algorithm.backbone.reading_as((100.0,), upright=False):
+                none = (studied.algorithm(x).argmax(1).numpy() == labels).mean()
+        assert accuracies["own"] == pytest.approx(own)
+        assert accuracies["none"] == pytest.approx(none)
+    assert set(study_run(folder, None, NoProgress())) == {"pose", "statistics"}
+
+
 def every(part) -> Batch:
     batch = next(part.batches(len(part)))
     return batch._replace(x=to_unit(batch.x))

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from solodg.models.image_norm import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import ResolvedConfig
-from solodg.runs.folder import FINISHED, VERSIONS, read_seconds, read_versions
+from solodg.runs.evidence import Evidence
+from solodg.runs.folder import FINISHED, VERSIONS, read_evidence, read_seconds, read_versions
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.stored_arguments import changed_arguments
 
@@ -29,6 +32,10 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
         "protocol": run.protocol,
     }
+    evidence = read_evidence(folder)
+    if evidence:
+        found = TypeAdapter(Evidence).validate_python(evidence)
+        facts["adapts to each image"] = f"{'; '.join(found.lines())}. Evidence: {found.rests_on}"
     if (folder / FINISHED).is_file():
         facts["training"] += f", {read_seconds(folder / FINISHED):.0f} s"
     if (folder / VERSIONS).is_file():
