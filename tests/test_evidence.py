@@ -29,6 +29,7 @@ from solodg.runs.evidence import (
 )
 from solodg.runs.folder import EVIDENCE
 from solodg.runs.train import train_run
+from solodg.runs.validation import validate
 
 ROTATED = DomainRotations(np.array([-30.0, 0.0, 30.0]), 0.6, 0.95)
 UPRIGHT = DomainRotations(np.array([-5.0, 0.0, 5.0]), 0.95, 0.96)
@@ -217,6 +218,39 @@ def test_a_run_killed_between_folds_ends_as_one_that_was_not(tmp_path, monkeypat
     assert sorted(done) == [0, 1, 2, 2]
     found, expected = read(tmp_path / "killed"), read(tmp_path / "whole")
     assert found["accuracy"] == expected["accuracy"]
+    states = [Predictor.load(tmp_path / n).algorithm.state_dict() for n in ("killed", "whole")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_an_averaged_model_has_the_pose_that_was_trained(tmp_path: Path) -> None:
+    for name, average in (("plain", None), ("averaged", 0.9)):
+        forced = config(image_norm=0, pose="on", weight_average=average)
+        train_run(forced, Machine(), tmp_path / name)
+    states = [Predictor.load(tmp_path / n).algorithm.state_dict() for n in ("plain", "averaged")]
+    poses = [name for name in states[0] if name.startswith("backbone.pose.")]
+    assert poses
+    assert all(torch.equal(states[0][name], states[1][name]) for name in poses)
+    weights = "backbone.net.blocks.0.0.weight"
+    assert not torch.equal(states[0][weights], states[1][weights])
+
+
+def test_a_run_with_pose_killed_in_training_ends_as_one_that_was_not(tmp_path, monkeypatch) -> None:
+    forced = config(image_norm=0, pose="on", validate_every=4)
+    train_run(forced, Machine(), tmp_path / "whole")
+    calls = []
+
+    def killed(*given, **named):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return validate(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("solodg.runs.train.validate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(forced, Machine(), tmp_path / "killed")
+        patch.setattr("solodg.runs.train.train_pose", None)  # it is not trained again
+        train_run(forced, Machine(), tmp_path / "killed", resume=True)
     states = [Predictor.load(tmp_path / n).algorithm.state_dict() for n in ("killed", "whole")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 

@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from serving_process import served
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
+from solodg.bench.comparison import comparison_table
+from solodg.bench.plan import read_plans
+from solodg.bench.records import read_results
 from solodg.cli import app
 from solodg.data import DATASETS
 from solodg.serving.settings import ServerSettings
@@ -204,22 +207,36 @@ def accuracy(found: list[dict], role: str = "target", domains: Iterable[str] = (
     )
 
 
+FAMILIES = {
+    "rotation": "rotation",
+    "size": "size and position",
+    "colour": "colour, contrast, inversion",
+    "quality": "blur, noise, compression",
+    "background": "background",
+    "resolution": "resolution",
+    "none": "nothing",
+}
+
+
 def test_the_results_of_the_readme_are_those_of_committed_records() -> None:
-    files = ("rotated_mnist_accuracy", "rotated_fashion_mnist_accuracy", "pacs_readings")
-    columns = [[r for r in records(name) if r["variant"] == "default"] for name in files]
-    pacs = columns[2]
-    columns[2] = [
-        r for r in pacs if (r["algorithm"], r["config"].get("image_norm") is None) != ("erm", False)
-    ]
-    for algorithm, name in (("erm", "ERM"), ("solo", "`solo`"), ("solo_plus", "`solo_plus`")):
-        cells = [accuracy([r for r in rows if r["algorithm"] == algorithm]) for rows in columns]
-        assert f"| {name} | {' | '.join(cells)} |" in README
-    normed = [r for r in pacs if r["algorithm"] == "erm" and r["config"].get("image_norm")]
-    assert {tuple(r["config"]["image_norm"]) for r in normed} == {(0, 3000, 300)}
-    row = (
-        f"| ERM with `--image-norm 0,3000,300` | not measured | not measured | {accuracy(normed)} |"
-    )
-    assert row in README
+    """Means over targets within a seed, then over seeds, of each family of shifts and of all."""
+    found = [r for r in records("lab_shifts") if r["role"] == "target"]
+    for family, title in (FAMILIES | {"": "all"}).items():
+        own = [r for r in found if r["dataset"].endswith(f"-{family}") or not family]
+        targets = {(r["dataset"], r["domain"]) for r in own}
+        cells = [accuracy([r for r in own if r["algorithm"] == a]) for a in ("erm", "solo_plus")]
+        assert f"| {title} | {len(targets)} | {' | '.join(cells)} |" in README
+
+
+def test_the_tables_of_the_adaptation_page_are_those_of_committed_records() -> None:
+    page = (DOCS / "adaptation.md").read_text()
+    for name in ("shifts", "rotated"):
+        path = DOCS / "results" / f"lab_{name}.jsonl"
+        plans = read_plans(ROOT / "configs" / "lab" / f"{name}.yaml")
+        results = read_results(path)
+        title = plans[0].title.rpartition(": ")[0]
+        assert comparison_table(title, plans, results).markdown() in page
+        assert all(cell.key in results.done for plan in plans for cell in plan.cells())
 
 
 def demo_rows(file: str = "demo", default: str = "`solo_plus`") -> list[str]:

@@ -136,7 +136,6 @@ def _run_fold(
     sampler = make_sampler(config, rest)
     transform = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     schedule = make_schedule(config)
-    state = start(work.fabric, algorithm, schedule)
     loader = EpisodeLoader(rest.train, sampler, workers=work.machine.workers)
     title = f"Evidence without {source.domain_names[number]}"
     with work.progress.bar(title, steps) as advance:
@@ -146,6 +145,7 @@ def _run_fold(
                 transform, steps=steps, seed=config.seed, workers=work.machine.workers,
             )  # fmt: skip
             backbone.upright = 0.5
+        state = start(work.fabric, algorithm, schedule)
         for _ in fit(work.fabric, state, loader, transform, schedule):
             advance(1)
     scored: Algorithm = state.validated.eval()

@@ -37,7 +37,7 @@ from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.evidence import candidates
-from solodg.runs.fit import Schedule, fit, start
+from solodg.runs.fit import Schedule, Transform, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.folds import gather_evidence
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
@@ -194,15 +194,10 @@ def _train(
     )
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
+    if setup.backbone.pose is not None and not on_first(fabric, (folder / STATE).is_file):
+        _train_pose(setup, source, sampler, augment)
     state = start(fabric, algorithm, schedule)
     state.restore(fabric, folder, work.say)
-    if setup.backbone.pose is not None and state.step == 0:
-        steps = min(config.steps, POSE_STEPS)
-        with work.progress.bar("Training the pose network", steps) as advance:
-            train_pose(
-                fabric, setup.backbone, source, domain_rotations(source.train, config.seed),
-                sampler, augment, steps=steps, seed=config.seed, workers=workers, advance=advance,
-            )  # fmt: skip
     bar = work.progress.bar("Training", schedule.last, state.step)
     with metrics_log(fabric, folder) as log, bar as advance:
         for step, losses in fit(fabric, state, loader, augment, schedule):
@@ -217,6 +212,27 @@ def _train(
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
                 advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
+
+
+def _train_pose(
+    setup: _Setup, source: SourceData, sampler: EpisodeSampler, augment: Transform
+) -> None:
+    """Trains the pose network before anything else; what follows reads images upright."""
+    work, steps = setup.work, min(setup.config.steps, POSE_STEPS)
+    rotations = domain_rotations(source.train, setup.config.seed)
+    with work.progress.bar("Training the pose network", steps) as advance:
+        train_pose(
+            work.fabric,
+            setup.backbone,
+            source,
+            rotations,
+            sampler,
+            augment,
+            steps=steps,
+            seed=setup.config.seed,
+            workers=work.machine.workers,
+            advance=advance,
+        )
 
 
 def _select(
