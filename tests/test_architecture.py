@@ -82,7 +82,8 @@ MODULES = {
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
-        evidence pose_training workplace
+        evidence workplace
+        pose_training
         folds
         train evaluate
     """,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import write_images
 from solodg.data import Loading, SourceData, dataset_spec
 from solodg.errors import UserError
 from solodg.predict.torch import Predictor
@@ -81,6 +82,8 @@ def choose(*found: dict[str, list[bool]]) -> tuple[bool, bool]:
     assert decided.open_parts == ()
     assert bool(decided.image_norm) == (evidence.image_norm is not None)
     assert (decided.pose == "on") == evidence.pose
+    said = {part.part: part.on for part in evidence.parts}
+    assert said == {"image norm": bool(decided.image_norm), "pose": evidence.pose}
     return bool(decided.image_norm), evidence.pose
 
 
@@ -94,6 +97,8 @@ def choose(*found: dict[str, list[bool]]) -> tuple[bool, bool]:
         ({"plain": 50, "pose": 49, "norm": 50.8, "both": 40}, False, False),  # less than a point
         ({"plain": 50, "pose": 60, "norm": 50, "both": 60.5}, False, True),
         ({"plain": 50, "pose": 40, "norm": 40, "both": 55}, True, True),  # only together
+        ({"plain": 60, "pose": 90, "norm": 89.5, "both": 90.5}, False, True),  # in place of it
+        ({"plain": 80, "pose": 75, "norm": 80.5, "both": 81}, False, False),
     ],
 )
 def test_a_part_is_on_where_it_gains(shares: dict[str, float], norm: bool, pose: bool) -> None:
@@ -117,7 +122,9 @@ def test_gain_and_errors_are_those_of_paired_images() -> None:
     means = [d.mean() for d in differences]
     (part,) = evidence.parts
     assert part.gain == pytest.approx(np.mean(means), abs=0.01)
-    assert part.error == pytest.approx(math.sqrt(sum(d.var() / 200 for d in differences)) / 3, 0.01)
+    assert part.error == pytest.approx(
+        math.sqrt(sum(d.var(ddof=1) / 200 for d in differences)) / 3, 0.01
+    )
     assert part.half_interval == pytest.approx(4.303 * np.std(means, ddof=1) / math.sqrt(3), 0.01)
     assert part.on
     assert f"{part.gain:+.1f} ± " in evidence.lines()[0]
@@ -258,9 +265,38 @@ def test_a_run_with_pose_killed_in_training_ends_as_one_that_was_not(tmp_path, m
 def test_two_sources_and_pseudo_domains_say_what_the_evidence_rests_on(tmp_path: Path) -> None:
     train_run(config(exclude=("moss",), steps=4), Machine(), tmp_path / "two")
     assert "each fold trains on one domain alone" in read(tmp_path / "two")["rests_on"]
+    pose, norm = read(tmp_path / "two")["parts"]
+    assert (pose["part"], pose["on"]) == ("pose", False)
+    assert "of two source domains" in pose["why"]
+    assert norm["gain"] is not None
     pseudo = config(pseudo_domains="random", steps=4)
     train_run(pseudo, Machine(), tmp_path / "pseudo")
     assert "pseudo-domains may differ less" in read(tmp_path / "pseudo")["rests_on"]
+
+
+def test_domains_too_small_to_hold_out_leave_everything_off(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "own", {(d, c): 6 for d in "abcd" for c in ("x", "y")})
+    small = config(dataset=str(images), targets=("b",), image_size=32, steps=2)
+    train_run(small, Machine(), tmp_path / "run")
+    evidence = read(tmp_path / "run")
+    assert (evidence["image_norm"], evidence["pose"]) == (None, False)
+    assert "at least 30 are needed" in evidence["rests_on"]
+    assert all("without evidence" in p["why"] for p in evidence["parts"] if p["part"] != "pose")
+
+
+def test_a_forced_pose_is_used_for_all_images_of_a_fold(tmp_path, monkeypatch) -> None:
+    shares = []
+    scored = folds.score_readings
+
+    def watched(algorithm, *given):
+        shares.append(algorithm.backbone.upright)
+        return scored(algorithm, *given)
+
+    monkeypatch.setattr(folds, "score_readings", watched)
+    train_run(config(pose="on", steps=4), Machine(), tmp_path / "run")
+    assert shares == [1.0] * 3
+    (part,) = read(tmp_path / "run")["parts"]
+    assert part["part"] == "image norm"
 
 
 def test_rotated_sources_turn_pose_on_and_upright_ones_do_not(tmp_path: Path) -> None:

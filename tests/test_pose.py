@@ -1,6 +1,7 @@
 """Pose: rotations, the angles of source domains, and the network that undoes them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,16 @@ from scipy import ndimage
 from solodg.data import LabelledImages, Loading, SourceData, dataset_spec
 from solodg.data.episodes import EpisodeSampler
 from solodg.data.images import ImageArray
-from solodg.data.transforms import to_unit, unaugmented
+from solodg.data.transforms import PHOTO, to_unit, unaugmented
 from solodg.models.backbones import build_backbone
-from solodg.models.pose import PoseNetwork, rotate
+from solodg.models.pose import PoseNetwork, rotate, shrink
+from solodg.progress import NoProgress
+from solodg.runs.clock import Clock
+from solodg.runs.config import Machine
 from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.opened_data import input_batches
 from solodg.runs.pose_training import train_pose
+from solodg.runs.workplace import Workplace
 
 
 def smooth(*shape: int) -> torch.Tensor:
@@ -108,17 +113,23 @@ def test_domains_without_a_class_in_common_have_no_rotation(rotated_digits: Sour
     assert not found.explain
 
 
-def test_the_network_learns_to_undo_rotations_beyond_those_of_the_sources() -> None:
+def workplace(folder: Path, say=lambda text: None) -> Workplace:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return Workplace(fabric, Machine(workers=1), Clock(folder), NoProgress(), say)
+
+
+@pytest.mark.parametrize("augment", [unaugmented, replace(PHOTO, jitter=0.0)])  # PHOTO mirrors
+def test_the_network_learns_to_undo_rotations_beyond_those_of_the_sources(
+    tmp_path: Path, augment
+) -> None:
     spec = dataset_spec("rotated-mnist")
     data = spec.load(Loading(Path("no-such-folder"), 32, 1, 0, train_images=1000))
     source = data.leave_out(["0", "90"])
     rotations = domain_rotations(source.train, 0)
     backbone = build_backbone("small_cnn", channels=1, image_size=32, pose=True)
     sampler = EpisodeSampler(source.train, context=2, queries=16, seed=0)
-    train_pose(
-        Fabric(accelerator="cpu", devices=1), backbone, source, rotations, sampler, unaugmented,
-        steps=120, seed=0, workers=1,
-    )  # fmt: skip
+    assert rotations.explain
+    train_pose(workplace(tmp_path), backbone, source, sampler, augment, steps=120, seed=0)
     assert backbone.pose is not None
     assert not any(p.requires_grad for p in backbone.pose.parameters())
     means = []
@@ -127,10 +138,36 @@ def test_the_network_learns_to_undo_rotations_beyond_those_of_the_sources() -> N
             few = part.subset(np.arange(300))
             angles = torch.cat([backbone.pose.angles(batch.x) for batch in input_batches(few)])
             means.append(float(angles.rad2deg().mean()))
+    # In the product a larger name is a rotation to the same side as a larger angle found.
+    side = np.sign(rotations.angles[-1] - rotations.angles[0])
     assert abs(means[1]) < 8
-    low, high = sorted([means[0], means[2]])
-    assert -60 < low < -25
-    assert 25 < high < 60
+    assert -60 < side * means[0] < -25
+    assert 25 < side * means[2] < 60
+
+
+def test_images_of_domains_that_do_not_differ_by_rotation_stay_upright(tmp_path: Path) -> None:
+    spec = dataset_spec("toy")
+    source = spec.load(Loading(Path("none"), 32, 3, 0)).leave_out(["sky"])
+    assert np.all(domain_rotations(source.train, 0).angles == 0)
+    backbone = build_backbone("small_cnn", channels=3, image_size=32, pose=True)
+    sampler = EpisodeSampler(source.train, context=2, queries=8, seed=0)
+    said: list[str] = []
+    train_pose(workplace(tmp_path, said.append), backbone, source, sampler, PHOTO, steps=60, seed=0)
+    assert any("do not differ by rotation" in text for text in said)
+    x = next(input_batches(source.val)).x
+    assert backbone.pose is not None
+    with torch.no_grad():
+        found = backbone.pose.angles(x).abs().rad2deg()
+    assert found.mean() < 5
+    assert found.max() < 15
+
+
+@pytest.mark.parametrize("size", [28, 32, 63, 96, 224])
+def test_an_image_of_any_size_is_seen_at_32_pixels(size: int) -> None:
+    x = smooth(2, 3, size, size).float()
+    small = shrink(x)
+    assert small.shape == (2, 3, 32, 32)
+    torch.testing.assert_close(small.mean((2, 3)), x.mean((2, 3)), atol=0.02, rtol=0)
 
 
 def test_a_backbone_reads_images_upright_in_training_a_share_of_them() -> None:

@@ -146,7 +146,8 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, source: SourceData) -> Algorithm:
         """Trains to the last step: a few hundred rows leave none to validate on."""
-        rate = self.learning_rate or (0.03 if self.algorithm in _LINEAR else 0.003)
+        rate = 0.03 if self.algorithm in _LINEAR else 0.003
+        rate = rate if self.learning_rate is None else self.learning_rate
         try:
             arguments = checked_arguments(self.algorithm, self.arguments or {})
         except UserError as error:

@@ -6,13 +6,16 @@ colour are one matrix for each image.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 _GREY = (0.299, 0.587, 0.114)
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
 
 
 def to_unit(x: Tensor) -> Tensor:
@@ -70,6 +73,11 @@ class Augmentation:
 PHOTO = Augmentation(min_area=0.8, flip=True, jitter=0.4)
 DIGIT = Augmentation(min_area=0.7, flip=False, jitter=0.0)
 AUGMENTATIONS = {"photo": PHOTO, "digit": DIGIT}
+
+
+def without_flip(transform: Transform) -> Transform:
+    """Returns a transform that mirrors no image; one that never does is returned as it is."""
+    return replace(transform, flip=False) if isinstance(transform, Augmentation) else transform
 
 
 def jitter_colours(

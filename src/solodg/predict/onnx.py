@@ -9,8 +9,9 @@ from solodg.errors import UserError, missing_extra, validation_error
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.external_data import has_external_data
-from solodg.runs.model_info import ModelInfo
+from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
 from solodg.runs.predictions import Predictions
+from solodg.runs.stored_arguments import current_name
 from solodg.storage import damaged, is_sealed, parse_json, read_regular
 
 if TYPE_CHECKING:
@@ -101,9 +102,11 @@ def _info(session: "InferenceSession", name: str) -> ModelInfo:
             f"{name} holds no description of its model: only files of `solodg export` can be used."
         )
     try:
-        return ModelInfo.model_validate(known["model"])
+        info = ModelInfo.model_validate(known["model"])
     except ValidationError as error:
         raise validation_error(f"the description of the model in {name}", error) from error
+    algorithm = current_name(info.algorithm, before_pose=info.format != MODEL_FORMAT)
+    return info.model_copy(update={"algorithm": algorithm})
 
 
 def _check_graph(session: "InferenceSession", info: ModelInfo, name: str) -> None:

@@ -22,6 +22,7 @@ _SIZE = 16  # pixels a side of the mean images
 _STEP = 5  # degrees between the angles that are tried
 _LEAST = 10.0  # degrees between two domains that count as a rotation
 _PER_CELL = 200  # images of a class and domain whose mean is taken, at most
+_IMAGES = 10_000  # that are read in all, about
 
 Floats = NDArray[np.float64]
 
@@ -35,8 +36,8 @@ class DomainRotations(NamedTuple):
 
     @property
     def span(self) -> float:
-        """Returns the degrees between the two domains that lie farthest apart."""
-        return float(np.ptp(self.angles))
+        """Returns the degrees between the two domains that lie farthest apart, at most 180."""
+        return min(180.0, float(np.ptp(self.angles)))
 
     @property
     def explain(self) -> bool:
@@ -49,8 +50,13 @@ class DomainRotations(NamedTuple):
 
 
 def domain_rotations(images: LabelledImages, seed: int) -> DomainRotations:
-    """Finds the rotation of each domain against the others, from the mean images of its classes."""
-    means = _class_means(images.balanced(_PER_CELL, seed))  # (D, C, H, W), NaN where none
+    """Finds the rotation of each domain against the others, from the mean images of its classes.
+
+    Where rotations do not explain how the domains differ, all angles are zero.
+    """
+    cells = len(images.domain_names) * (int(images.labels.max(initial=0)) + 1)
+    few = images.balanced(max(10, min(_PER_CELL, _IMAGES // cells)), seed)
+    means = _class_means(few)  # (D, C, H, W), NaN where none
     tried = torch.arange(-180, 180, _STEP)
     zero, count = 180 // _STEP, len(means)
     turns = np.ones((count, count), dtype=np.complex128)  # exp(i angle) of a against b
@@ -69,8 +75,9 @@ def domain_rotations(images: LabelledImages, seed: int) -> DomainRotations:
     centred = directions * np.exp(-1j * np.angle(directions.sum()))
     angles = np.rad2deg(np.angle(centred))
     if not plain:
-        return DomainRotations(angles, 1.0, 1.0)
-    return DomainRotations(angles, float(np.mean(plain)), float(np.mean(best)))
+        return DomainRotations(0 * angles, 1.0, 1.0)
+    result = DomainRotations(angles, float(np.mean(plain)), float(np.mean(best)))
+    return result if result.explain else result._replace(angles=0 * angles)
 
 
 def _class_means(images: LabelledImages) -> Tensor:

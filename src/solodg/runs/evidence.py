@@ -1,11 +1,12 @@
 """Evidence for the adaptation: what each part of it does on source domains that are held out.
 
 A part is image norm or pose. Where the configuration leaves a part open (`auto`), some source
-domains are held out in turn. A small training on the others uses every part for a random half of
-the images, so that one network can then be scored on the held-out domain with and without each
-part, on the same images. The combination with the highest mean accuracy is taken. A part of it
-stays on only if its gain there is larger than one point and than twice its standard error. One
-point, since networks that are trained this briefly favour image norm a little.
+domains are held out in turn. A small training on the others uses every part for some of the images,
+at random, so that one network can then be scored on the held-out domain with and without each
+part, on the same images. A part has earned its place in a combination if it gains there more than
+one point, and more than twice the standard error of that gain. Of the combinations of parts that
+have all earned their place, the one with the highest mean accuracy is taken; none is one of them.
+One point, since networks that are trained this briefly favour image norm a little.
 
 The folds use a linear classifier, and together cost less than the training itself.
 """
@@ -13,7 +14,7 @@ The folds use a linear classifier, and together cost less than the training itse
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from solodg.runs.statistics import mean_interval
 NORM_FROM_RANDOM: ImageNorm = 100.0  # source pixels that `auto` tries
 NORM_FROM_WEIGHTS: ImageNorm = (0.0, 3000.0, 300.0)
 MAX_FOLDS = 3
+LEAST_IMAGES = 30  # of a held-out domain: a standard error of fewer means little
 LEAST_GAIN = 1.0  # points of accuracy that a part must bring
 EVIDENCE_BUDGET = 0.8  # training images of all folds together, as a share of those of the training
 _MAX_IMAGES = 1000  # of a held-out domain that are scored
@@ -137,15 +139,17 @@ def candidates(config: ResolvedConfig, rotations: DomainRotations | None) -> Can
         norms = [None, NORM_FROM_WEIGHTS if config.starts_from_weights else NORM_FROM_RANDOM]
     poses = [config.pose == "on"]
     if config.pose == AUTO:
-        poses = [False, True]
-        if rotations is not None and not rotations.explain:
-            poses = [False]
+        why = ""
+        if rotations is not None and len(rotations.angles) < 3:
+            why = "of two source domains one cannot be held out to see whether it helps"
+        elif rotations is not None and not rotations.explain:
             why = (
                 "the source domains do not differ by rotation: the mean images of two domains "
                 f"correlate by {rotations.alike:.2f}, and by {rotations.alike_rotated:.2f} after "
                 "the best rotation"
             )
-            refused = [PartDecision(part="pose", on=False, why=why)]
+        poses = [False] if why else [False, True]
+        refused = [PartDecision(part="pose", on=False, why=why)] if why else []
     return Candidates([Reading(n, p) for n, p in itertools.product(norms, poses)], refused)
 
 
@@ -202,42 +206,55 @@ def decide(
     options: Candidates, right: dict[str, dict[str, list[bool]]], rests_on: str, seconds: float
 ) -> Evidence:
     """Decides about the open parts from which images each reading gets right in each fold."""
-    readings = {str(reading): reading for reading in options.readings}
-    best = options.readings[0]
-    if right:
-        means = {
-            name: float(np.mean([np.mean(fold[name]) for fold in right.values()]))
-            for name in readings
-        }
-        best = readings[max(means, key=lambda name: means[name])]  # the first of equals
-    parts = list(options.refused)
-    for part, without in (
-        ("image norm", Reading(options.readings[0].image_norm, best.pose)),
-        ("pose", Reading(best.image_norm, options.readings[0].pose)),
-    ):
-        with_part = _with(part, best, options.readings)
-        if with_part is None:
-            continue
-        decision = weigh(part, right, str(with_part), str(without))
-        parts.append(decision)
-        if not decision.on:
-            best = without if with_part == best else best
+    decisions: dict[Reading, list[PartDecision]] = {
+        reading: [
+            weigh(part, right, str(with_part), str(without))
+            for part, with_part, without in _open_parts(reading, options.readings)
+        ]
+        for reading in options.readings
+        if right
+    }
+    earned = [
+        reading
+        for reading in options.readings
+        if all(d.on or d.part not in str(reading) for d in decisions.get(reading, []))
+    ]
+    best = max(earned, key=lambda reading: _mean_accuracy(right, reading))  # the first of equals
+    parts = [
+        decision.model_copy(update={"on": decision.part in str(best)})
+        for decision in decisions.get(best, [])
+    ]
     accuracy = {
         fold: {name: round(100 * float(np.mean(rows)), 2) for name, rows in found.items()}
         for fold, found in right.items()
     }
     return Evidence(
-        rests_on=rests_on, parts=parts, accuracy=accuracy, image_norm=best.image_norm,
-        pose=best.pose, seconds=seconds,
-    )  # fmt: skip
+        rests_on=rests_on,
+        parts=[*options.refused, *parts],
+        accuracy=accuracy,
+        image_norm=best.image_norm,
+        pose=best.pose,
+        seconds=seconds,
+    )
 
 
-def _with(part: str, best: Reading, readings: Sequence[Reading]) -> Reading | None:
-    """Returns the reading that has the part and is else like the best; None if it is not open."""
+def _open_parts(
+    reading: Reading, readings: Sequence[Reading]
+) -> list[tuple[str, Reading, Reading]]:
+    """Returns each open part with the readings that have it and have it not, else as this one."""
     first, last = readings[0], readings[-1]
-    if part == "pose":
-        return None if first.pose == last.pose else Reading(best.image_norm, last.pose)
-    return None if first.image_norm == last.image_norm else Reading(last.image_norm, best.pose)
+    found = []
+    if first.image_norm != last.image_norm:
+        norms = [replace(reading, image_norm=norm) for norm in (last.image_norm, first.image_norm)]
+        found.append(("image norm", norms[0], norms[1]))
+    if first.pose != last.pose:
+        found.append(("pose", replace(reading, pose=True), replace(reading, pose=False)))
+    return found
+
+
+def _mean_accuracy(right: dict[str, dict[str, list[bool]]], reading: Reading) -> float:
+    """Returns the accuracy of a reading, mean over the held-out domains."""
+    return float(np.mean([np.mean(fold[str(reading)]) for fold in right.values()])) if right else 0
 
 
 def weigh(
@@ -248,7 +265,7 @@ def weigh(
     for fold in right.values():
         difference = 100 * (np.array(fold[with_part], float) - np.array(fold[without], float))
         gains.append(float(difference.mean()))
-        variances.append(float(difference.var()) / len(difference))
+        variances.append(float(difference.var(ddof=1)) / len(difference))
     gain, error = float(np.mean(gains)), math.sqrt(sum(variances)) / len(variances)
     interval = mean_interval(gains)
     assert interval is not None

@@ -18,6 +18,7 @@ from solodg.runs.config import AUTO, ResolvedConfig
 from solodg.runs.devices import on_first
 from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.evidence import (
+    LEAST_IMAGES,
     Candidates,
     Evidence,
     candidates,
@@ -58,8 +59,11 @@ def gather_evidence(
     """
     fabric = work.fabric
     if on_first(fabric, (folder / EVIDENCE).is_file):
+        on_first(fabric, partial(_remove_folds, folder))
         return on_first(fabric, lambda: read_json(folder / EVIDENCE, Evidence))
-    rotations = domain_rotations(source.train, config.seed) if config.pose == AUTO else None
+    rotations = None
+    if config.pose == AUTO:
+        rotations = on_first(fabric, partial(domain_rotations, source.train, config.seed))
     options = candidates(config, rotations)
     numbers = fold_domains(source) if len(options.readings) > 1 else []
     basis = "no open part needs a held-out domain"
@@ -85,10 +89,7 @@ def gather_evidence(
 
     def finish() -> None:
         write_json(folder / EVIDENCE, evidence.model_dump(mode="json"))
-        for path in (folder / FOLDS).glob("*.json"):
-            path.unlink()
-        if (folder / FOLDS).is_dir():
-            (folder / FOLDS).rmdir()
+        _remove_folds(folder)
 
     on_first(fabric, finish)
     return evidence
@@ -100,12 +101,24 @@ def _steps(config: ResolvedConfig, source: SourceData, numbers: list[int]) -> in
         return 0
     samplers = [make_sampler(config, without_domain(source, n, config.seed)) for n in numbers]
     for number in numbers:
-        held_out_images(source, number, config.seed)
+        held = held_out_images(source, number, config.seed)
+        if len(held) < LEAST_IMAGES:
+            raise UserError(
+                f"{len(held)} images of {source.domain_names[number]} can be scored, at least "
+                f"{LEAST_IMAGES} are needed"
+            )
     images, *fold_images = (
         len(drawn.source) + len(drawn.target)
         for drawn in (sampler(0) for sampler in (make_sampler(config, source), *samplers))
     )
     return fold_steps(config.steps, images, max(fold_images), len(numbers))
+
+
+def _remove_folds(folder: Path) -> None:
+    for path in (folder / FOLDS).glob("*.json"):
+        path.unlink()
+    if (folder / FOLDS).is_dir():
+        (folder / FOLDS).rmdir()
 
 
 def _read_fold(path: Path) -> _Fold:
@@ -137,15 +150,13 @@ def _run_fold(
     transform = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     schedule = make_schedule(config)
     loader = EpisodeLoader(rest.train, sampler, workers=work.machine.workers)
+    if backbone.pose is not None:
+        train_pose(work, backbone, rest, sampler, transform, steps=steps, seed=config.seed)
+        if {reading.pose for reading in options.readings} == {False, True}:
+            backbone.upright = 0.5
+    state = start(work.fabric, algorithm, schedule)
     title = f"Evidence without {source.domain_names[number]}"
     with work.progress.bar(title, steps) as advance:
-        if backbone.pose is not None:
-            train_pose(
-                work.fabric, backbone, rest, domain_rotations(rest.train, config.seed), sampler,
-                transform, steps=steps, seed=config.seed, workers=work.machine.workers,
-            )  # fmt: skip
-            backbone.upright = 0.5
-        state = start(work.fabric, algorithm, schedule)
         for _ in fit(work.fabric, state, loader, transform, schedule):
             advance(1)
     scored: Algorithm = state.validated.eval()

@@ -2,28 +2,31 @@
 
 The rotation of each source domain is known (`domain_rotations`). So every training image can be
 brought to one common orientation and from there to any angle, and the network learns to tell that
-angle. The angles reach as far beyond those of the sources as the sources lie apart, so that an
-unseen domain may be rotated by more than any source.
+angle. The angles reach as far to either side of the mean orientation as the outermost sources lie
+apart, so that an unseen domain may be rotated by more than any source.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from solodg.algorithms import Algorithm
 from solodg.data import SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.transforms import without_flip
 from solodg.models.backbones import Backbone
 from solodg.models.extractor import Extractor
 from solodg.models.pose import PoseNetwork, rotate, shrink
-from solodg.runs.domain_rotations import DomainRotations
+from solodg.runs.devices import on_first
+from solodg.runs.domain_rotations import DomainRotations, domain_rotations
 from solodg.runs.fit import Schedule, Transform, fit, start
+from solodg.runs.workplace import Workplace
 from solodg.types import Episode
 
 _LEARNING_RATE = 1e-3
+_MAX_STEPS = 1000
 
 
 class _AngleTask(Algorithm):
@@ -49,27 +52,35 @@ class _AngleTask(Algorithm):
 
 
 def train_pose(
-    fabric: Fabric,
+    work: Workplace,
     backbone: Backbone,
     source: SourceData,
-    rotations: DomainRotations,
     sampler: EpisodeSampler,
     transform: Transform,
     *,
     steps: int,
     seed: int,
-    workers: int,
-    advance: Callable[[int], None] = lambda steps: None,
 ) -> None:
-    """Trains the pose network of a backbone on the source images."""
+    """Trains the pose network of a backbone on the source images, for at most 1,000 steps.
+
+    Mirrored images would have the angle of their domain with the other sign: there are none.
+    """
     assert backbone.pose is not None
+    rotations = on_first(work.fabric, partial(domain_rotations, source.train, seed))
+    if not rotations.explain:
+        work.say(
+            "These domains do not differ by rotation: the pose network learns to leave images as "
+            "they are."
+        )
     task = _AngleTask(backbone.pose.requires_grad_(True), rotations)
+    steps = min(steps, _MAX_STEPS)
     schedule = Schedule(
         steps, steps, _LEARNING_RATE, _LEARNING_RATE, weight_decay=0.0, seed=seed, decay="cosine"
     )
-    state = start(fabric, task, schedule)
-    loader = EpisodeLoader(source.train, sampler, workers=workers)
-    for _ in fit(fabric, state, loader, transform, schedule):
-        advance(1)
+    state = start(work.fabric, task, schedule)
+    loader = EpisodeLoader(source.train, sampler, workers=work.machine.workers)
+    with work.progress.bar("Training the pose network", steps) as advance:
+        for _ in fit(work.fabric, state, loader, without_flip(transform), schedule):
+            advance(1)
     backbone.pose.requires_grad_(False)
     backbone.pose.eval()

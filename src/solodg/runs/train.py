@@ -35,9 +35,8 @@ from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
-from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.evidence import candidates
-from solodg.runs.fit import Schedule, Transform, fit, start
+from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.folds import gather_evidence
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
@@ -59,7 +58,6 @@ from solodg.storage import write_json
 
 LEAVE_ONE_OUT = "leave-one-out"  # folder of the trainings that choose the step
 LOG_EVERY = 10  # steps
-POSE_STEPS = 1000  # of the pose network, at most
 
 
 def train_run(
@@ -137,9 +135,10 @@ def _train_and_select(
     on_first(fabric, partial(claim, folder, config, machine, origin))
     if config.open_parts:
         evidence = gather_evidence(work, config, source, backbone, folder)
-        say(f"What adapts to each image, by {evidence.rests_on}:")
+        say("What adapts to each image:")
         for line in evidence.lines():
             say(f"  {line}")
+        say(f"  Evidence: {evidence.rests_on}.")
         config = evidence.decided(config)
         if not config.freeze_backbone:
             torch.manual_seed(derive(config.seed, "weights"))
@@ -195,7 +194,9 @@ def _train(
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     if setup.backbone.pose is not None and not on_first(fabric, (folder / STATE).is_file):
-        _train_pose(setup, source, sampler, augment)
+        train_pose(
+            work, setup.backbone, source, sampler, augment, steps=config.steps, seed=config.seed
+        )
     state = start(fabric, algorithm, schedule)
     state.restore(fabric, folder, work.say)
     bar = work.progress.bar("Training", schedule.last, state.step)
@@ -212,27 +213,6 @@ def _train(
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
                 advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
-
-
-def _train_pose(
-    setup: _Setup, source: SourceData, sampler: EpisodeSampler, augment: Transform
-) -> None:
-    """Trains the pose network before anything else; what follows reads images upright."""
-    work, steps = setup.work, min(setup.config.steps, POSE_STEPS)
-    rotations = domain_rotations(source.train, setup.config.seed)
-    with work.progress.bar("Training the pose network", steps) as advance:
-        train_pose(
-            work.fabric,
-            setup.backbone,
-            source,
-            rotations,
-            sampler,
-            augment,
-            steps=steps,
-            seed=setup.config.seed,
-            workers=work.machine.workers,
-            advance=advance,
-        )
 
 
 def _select(
