@@ -98,7 +98,8 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, va
         # A disc looks the same rotated: where there is a class loss, that must fall.
         (told, *_) = [losses[n] for n in ("class", "posterior_ce", "loss") if n in losses]
         values.append(told.item())
-    assert not dict(algorithm.named_parameters()).keys() - reached
+    trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
+    assert not trained - reached  # a pose network is trained beforehand, by runs.pose_training
     assert sum(values[-5:]) < sum(values[:5])
     if variant != "literal":  # which does not start from random weights: see docs/method.md
         assert sum(values[-5:]) < 0.5 * sum(values[:5])
