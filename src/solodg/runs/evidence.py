@@ -8,7 +8,7 @@ one point, and more than twice the standard error of that gain. Of the combinati
 have all earned their place, the one with the highest mean accuracy is taken; none is one of them.
 One point, since networks that are trained this briefly favour image norm a little.
 
-The folds use a linear classifier, and together cost less than the training itself.
+The folds use a linear classifier, and together cost about as much as the training itself.
 """
 
 import itertools
