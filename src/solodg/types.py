@@ -1,5 +1,6 @@
 """Data types that all packages share: batches, episodes, features, records."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 # A width or a number of samples among the arguments of a method. It is bounded, so that a mistyped
 # or damaged number is refused before memory for it is allocated.
 Size = Annotated[int, Field(ge=1, le=16_384)]
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
 
 
 class Batch(NamedTuple):

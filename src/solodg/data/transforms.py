@@ -6,16 +6,15 @@ colour are one matrix for each image.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_GREY = (0.299, 0.587, 0.114)
+from solodg.types import Transform
 
-Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
+_GREY = (0.299, 0.587, 0.114)
 
 
 def to_unit(x: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     that a network sees.
     """
     height, width = x.shape[2:]
-    down, right = (_pixel_centres(size, x) for size in (height, width))
+    down, right = (pixel_centres(size, x) for size in (height, width))
     down = down * (height / width)  # in units of half a width, so that a rotation keeps the shape
     cosine, sine = angles.cos()[:, None, None], angles.sin()[:, None, None]
     across, along = right[None, None, :], down[None, :, None]
@@ -96,7 +96,7 @@ def shrink(x: Tensor, size: int = _SIZE) -> Tensor:
 
 def disc(size: int) -> Tensor:
     """Returns a square (size, size) that is 1 inside the circle that touches its sides, else 0."""
-    centres = _pixel_centres(size, torch.zeros(()))
+    centres = pixel_centres(size, torch.zeros(()))
     return (centres[:, None].square() + centres.square() <= 1).float()
 
 
@@ -105,7 +105,7 @@ def _direction(vectors: Tensor) -> Tensor:
     return torch.atan2(vectors[:, 1], vectors[:, 0])
 
 
-def _pixel_centres(size: int, like: Tensor) -> Tensor:
+def pixel_centres(size: int, like: Tensor) -> Tensor:
     """Returns the coordinates (size,) of the pixels along a side from -1 to 1."""
     steps = torch.arange(size, dtype=like.dtype, device=like.device)
     return (2 * steps + 1) / size - 1

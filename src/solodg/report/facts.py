@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from solodg.models.image_norm import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
@@ -34,7 +32,7 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     }
     evidence = read_evidence(folder)
     if evidence:
-        found = TypeAdapter(Evidence).validate_python(evidence)
+        found = Evidence.model_validate(evidence)
         facts["adapts to each image"] = f"{'; '.join(found.lines())}. Evidence: {found.rests_on}"
     if (folder / FINISHED).is_file():
         facts["training"] += f", {read_seconds(folder / FINISHED):.0f} s"

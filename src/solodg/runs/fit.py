@@ -23,9 +23,7 @@ from solodg.algorithms import Algorithm
 from solodg.runs.config import Decay
 from solodg.runs.training_state import TrainingState
 from solodg.seeding import derive, torch_generator
-from solodg.types import Batch, Episode
-
-Transform = Callable[[Tensor, torch.Generator], Tensor]  # pixels -> model inputs, at random
+from solodg.types import Batch, Episode, Transform
 
 
 class Episodes(Protocol):

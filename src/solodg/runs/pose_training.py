@@ -21,9 +21,9 @@ from solodg.models.extractor import Extractor
 from solodg.models.pose import PoseNetwork, rotate, shrink
 from solodg.runs.devices import on_first
 from solodg.runs.domain_rotations import DomainRotations, domain_rotations
-from solodg.runs.fit import Schedule, Transform, fit, start
+from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.workplace import Workplace
-from solodg.types import Episode
+from solodg.types import Episode, Transform
 
 _LEARNING_RATE = 1e-3
 _MAX_STEPS = 1000

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.centres import group_means
+from solodg.models.pose import pixel_centres, shrink
 
 _INPUT_SIZE = 32  # pixels a side that are enough to see a pose
 _STRETCH = 0.1  # at most, in each of three ways, for one estimate
@@ -58,7 +59,7 @@ class PoseNetwork(nn.Module):
 
     def poses(self, x: Tensor) -> Tensor:
         """Returns the pose of each image: affine maps (B, 2, 3) on coordinates in [-1, 1]."""
-        small = _shrink(x)
+        small = shrink(x, _INPUT_SIZE)
         poses = self._estimate(small)
         for _ in range(self.refinements):
             poses = compose(poses, self._estimate(resample(small, poses)))
@@ -117,7 +118,7 @@ def compose(first: Tensor, then: Tensor) -> Tensor:
 def resample(x: Tensor, poses: Tensor) -> Tensor:
     """Returns images (B, C, H, W) read where the maps (B, 2, 3) send each pixel; zero outside."""
     height, width = x.shape[2:]
-    down, right = (_pixel_centres(size, x) for size in (height, width))
+    down, right = (pixel_centres(size, x) for size in (height, width))
     grid = torch.stack(  # (H, W, 3): x, y, 1
         [
             right.expand(height, width),
@@ -128,19 +129,3 @@ def resample(x: Tensor, poses: Tensor) -> Tensor:
     )
     places = torch.einsum("hwk,bjk->bhwj", grid, poses)  # (B, H, W, 2)
     return F.grid_sample(x, places, mode="bilinear", padding_mode="zeros", align_corners=False)
-
-
-def _shrink(x: Tensor) -> Tensor:
-    """Returns images (B, C, 32, 32) without aliasing, by operators that every exporter has."""
-    times = int(min(x.shape[2:]) // _INPUT_SIZE)  # older versions of torch trace a tensor
-    if times > 1:
-        x = F.avg_pool2d(x, times)
-    if x.shape[2:] == (_INPUT_SIZE, _INPUT_SIZE):
-        return x
-    return F.interpolate(x, (_INPUT_SIZE, _INPUT_SIZE), mode="bilinear")
-
-
-def _pixel_centres(size: int, like: Tensor) -> Tensor:
-    """Returns the coordinates (size,) of the pixels along a side from -1 to 1."""
-    steps = torch.arange(size, dtype=like.dtype, device=like.device)
-    return (2 * steps + 1) / size - 1
