@@ -20,6 +20,7 @@ from solodg.runs.domain_rotations import DomainRotations
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.evidence import (
     EVIDENCE_BUDGET,
+    EVIDENCE_BUDGET_WITH_POSE,
     Candidates,
     Reading,
     candidates,
@@ -130,13 +131,15 @@ def test_gain_and_errors_are_those_of_paired_images() -> None:
     assert f"{part.gain:+.1f} ± " in evidence.lines()[0]
 
 
+@pytest.mark.parametrize("pose", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 9])
-def test_folds_stay_within_the_budget(count: int) -> None:
+def test_folds_stay_within_the_budget(count: int, pose: bool) -> None:
+    budget = EVIDENCE_BUDGET_WITH_POSE if pose else EVIDENCE_BUDGET
     for steps in (20, 200, 2000):
         folds_now = min(count, 3)
-        each = fold_steps(steps, 40 * count + 32, 40 * max(2, count - 1) + 32, folds_now)
+        each = fold_steps(steps, 40 * count + 32, 40 * max(2, count - 1) + 32, folds_now, pose=pose)
         cost = each * folds_now * (40 * max(2, count - 1) + 32)
-        assert cost <= EVIDENCE_BUDGET * steps * (40 * count + 32)
+        assert cost <= budget * steps * (40 * count + 32)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def gather_evidence(
     numbers = fold_domains(source) if len(options.readings) > 1 else []
     basis = "no open part needs a held-out domain"
     try:
-        steps = _steps(config, source, numbers)
+        steps = _steps(config, source, numbers, pose=options.with_pose)
     except UserError as error:
         numbers, steps = [], 0
         basis = f"no source domain can be held out ({error})"
@@ -95,7 +95,7 @@ def gather_evidence(
     return evidence
 
 
-def _steps(config: ResolvedConfig, source: SourceData, numbers: list[int]) -> int:
+def _steps(config: ResolvedConfig, source: SourceData, numbers: list[int], *, pose: bool) -> int:
     """Returns the steps of each fold; raises `UserError` where a domain cannot be held out."""
     if not numbers:
         return 0
@@ -111,7 +111,7 @@ def _steps(config: ResolvedConfig, source: SourceData, numbers: list[int]) -> in
         len(drawn.source) + len(drawn.target)
         for drawn in (sampler(0) for sampler in (make_sampler(config, source), *samplers))
     )
-    return fold_steps(config.steps, images, max(fold_images), len(numbers))
+    return fold_steps(config.steps, images, max(fold_images), len(numbers), pose=pose)
 
 
 def _remove_folds(folder: Path) -> None:
