@@ -14,8 +14,8 @@ from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.models.backbones import build_backbone
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import AUTO, RunConfig
-from solodg.runs.evidence import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS
 from solodg.runs.fit import Schedule, build_optimizer, update
+from solodg.runs.open_parts import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS
 from solodg.types import Batch, Episode
 
 

@@ -82,7 +82,8 @@ MODULES = {
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
-        evidence workplace
+        open_parts workplace
+        evidence
         pose_training
         folds
         train evaluate

@@ -14,9 +14,9 @@ from solodg.models.backbones import build_backbone
 from solodg.runs import checkpoint
 from solodg.runs.config import RunConfig
 from solodg.runs.defaults import algorithm_arguments, resolve
-from solodg.runs.evidence import candidates
 from solodg.runs.fit import Schedule, build_optimizer
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.open_parts import candidates
 from solodg.types import Batch, Episode
 
 VARIANTS = [(name, variant) for name, kind in ALGORITHMS.items() for variant in kind.variants]

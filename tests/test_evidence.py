@@ -21,15 +21,13 @@ from solodg.runs.evaluate import evaluate_run
 from solodg.runs.evidence import (
     EVIDENCE_BUDGET,
     EVIDENCE_BUDGET_WITH_POSE,
-    Candidates,
-    Reading,
-    candidates,
     decide,
     fold_domains,
     fold_steps,
     held_out_images,
 )
 from solodg.runs.folder import EVIDENCE
+from solodg.runs.open_parts import Candidates, Reading, candidates
 from solodg.runs.train import train_run
 from solodg.runs.validation import validate
 
@@ -304,12 +302,12 @@ def test_a_forced_pose_is_used_for_all_images_of_a_fold(tmp_path, monkeypatch) -
 
 def test_rotated_sources_turn_pose_on_and_upright_ones_do_not(tmp_path: Path) -> None:
     values = {"dataset": "rotated-mnist", "targets": ("0", "90"), "train_images": 500}
-    values |= {"exclude": ("30", "60"), "steps": 100, "image_norm": 0}
+    values |= {"exclude": ("30", "60"), "steps": 130, "image_norm": 0}
     values |= {"batch_size": 16, "context_images": 4}
     machine = Machine(data_dir=Path("no-such-folder"))
     train_run(config(**values), machine, tmp_path / "run")
     evidence = read(tmp_path / "run")
     assert evidence["pose"]
     (part,) = evidence["parts"]
-    assert part["gain"] > 3
+    assert part["gain"] > 2 * part["error"]
     assert Predictor.load(tmp_path / "run").algorithm.backbone.pose is not None

@@ -23,9 +23,10 @@ from solodg.progress import Progress
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import launch
-from solodg.runs.evidence import EVIDENCE_BUDGET, candidates
+from solodg.runs.evidence import EVIDENCE_BUDGET
 from solodg.runs.fit import fit, start
 from solodg.runs.folder import portable
+from solodg.runs.open_parts import candidates
 from solodg.runs.opened_data import input_batches, open_source
 from solodg.runs.stored_arguments import complete_config
 from solodg.seeding import unchanged_generators

@@ -19,9 +19,7 @@ from solodg.runs.devices import on_first
 from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.evidence import (
     LEAST_IMAGES,
-    Candidates,
     Evidence,
-    candidates,
     decide,
     describe_basis,
     fold_domains,
@@ -32,6 +30,7 @@ from solodg.runs.evidence import (
 )
 from solodg.runs.fit import fit, start
 from solodg.runs.folder import EVIDENCE
+from solodg.runs.open_parts import Candidates, candidates
 from solodg.runs.pose_training import train_pose
 from solodg.runs.workplace import Workplace
 from solodg.seeding import derive

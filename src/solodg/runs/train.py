@@ -35,11 +35,11 @@ from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
-from solodg.runs.evidence import candidates
 from solodg.runs.fit import Schedule, fit, start
 from solodg.runs.folder import FINISHED, check_unchanged, claim, is_finished, training_lock
 from solodg.runs.folds import gather_evidence
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
+from solodg.runs.open_parts import candidates
 from solodg.runs.opened_data import (
     ShowData,
     check_folds,
