@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 # package; rows above it in `MODULES`, for its own. Members of one row do not know each other.
 PACKAGES = """
 errors inference progress seeding torchvision_shim types
-pixels storage
+pixels readings storage
 models data figures
 algorithms
 adapters
@@ -34,7 +34,7 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor image_norm networks pose weights
+        extractor image_norm networks pose views weights
         backbones
         __init__
     """,
@@ -53,7 +53,7 @@ MODULES = {
         html plots
     """,
     "algorithms": """
-        base centres fast_weights solo.gaussian solo.mean_hidden
+        base centres fast_weights ridge_sums solo.gaussian solo.mean_hidden
         solo.meta_shifts solo.writer
         solo.networks solo.posterior_terms
         solo.prediction solo.training
@@ -63,6 +63,7 @@ MODULES = {
         solo_code.method
         solo_code.__init__
         erm
+        ridge
         coral csd da_erm dson entropy_regularisation jigen l2a_ot masf mixstyle mldg rsc ttt
         solo_plus
         __init__
@@ -84,6 +85,7 @@ MODULES = {
         clock domain_rotations scored_data validation
         open_parts workplace
         evidence
+        closed_form
         pose_training
         folds
         train evaluate

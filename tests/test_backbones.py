@@ -12,6 +12,7 @@ from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures, Standardised
 from solodg.models.networks import has_batch_norm
+from solodg.readings import Reading
 
 # One that hands out its stages, one that only names them, one of tokens, and the special ones.
 NAMES = ["resnet18", "densenet121", "vit_tiny_patch16_224", "alexnet", "small_cnn",
@@ -176,7 +177,7 @@ def test_which_backbones_have_batch_norm(name: str, expected: bool) -> None:
 EXTRACTORS = {
     "backbone": lambda: build_backbone("small_cnn", image_size=32),
     "readings": lambda: build_backbone("small_cnn", image_size=32, image_norm=(0.0, 50.0)),
-    "ready": lambda: ReadyFeatures(5, 3, readings=(0.0, 300.0)),
+    "ready": lambda: ReadyFeatures(5, 3, readings=(Reading(0.0), Reading(300.0))),
     "standardised": lambda: Standardised(torch.rand(20, 4)),
 }
 INPUTS = {"ready": (2, 16), "standardised": (2, 4)}

@@ -152,8 +152,11 @@ def test_the_defaults_in_the_help_are_those_that_resolve_chooses() -> None:
 
     scratch = resolve(RunConfig(dataset="toy"))
     tuned = resolve(RunConfig(dataset="toy", pretrained=True))
-    frozen = resolve(RunConfig(dataset="toy", pretrained=True, freeze_backbone=True))
-    assert shown("steps") == f"{scratch.steps}; {frozen.steps} with a frozen backbone"
+    frozen = resolve(
+        RunConfig(dataset="toy", pretrained=True, freeze_backbone=True, algorithm="erm")
+    )
+    steps = f"{scratch.steps}; {frozen.steps} with a frozen backbone; none for ridge"
+    assert shown("steps") == steps
     rates = f"{tuned.learning_rate} when fine-tuning given weights, else {scratch.learning_rate}"
     assert shown("learning_rate") == rates
     assert frozen.learning_rate == scratch.learning_rate

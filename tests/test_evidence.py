@@ -27,13 +27,13 @@ from solodg.runs.evidence import (
     held_out_images,
 )
 from solodg.runs.folder import EVIDENCE
-from solodg.runs.open_parts import Candidates, Reading, candidates
+from solodg.runs.open_parts import Candidates, Combination, candidates
 from solodg.runs.train import train_run
 from solodg.runs.validation import validate
 
 ROTATED = DomainRotations(np.array([-30.0, 0.0, 30.0]), 0.6, 0.95)
 UPRIGHT = DomainRotations(np.array([-5.0, 0.0, 5.0]), 0.95, 0.96)
-ALL = ["plain", "pose", "image norm", "image norm and pose"]
+ALL = ["plain", "pose", "image norm 100", "image norm 100 and pose"]
 
 
 def config(**values) -> ResolvedConfig:
@@ -54,13 +54,13 @@ def test_the_default_leaves_both_parts_open_and_options_close_them() -> None:
 
 
 def test_what_is_tried_follows_from_options_and_rotations() -> None:
-    assert [str(r) for r in candidates(config(), ROTATED).readings] == ALL
+    assert [str(r) for r in candidates(config(), ROTATED).combinations] == ALL
     without = candidates(config(), UPRIGHT)
-    assert [str(r) for r in without.readings] == ["plain", "image norm"]
+    assert [str(r) for r in without.combinations] == ["plain", "image norm 100"]
     assert not without.refused[0].on
     assert "0.95, and by 0.96" in without.refused[0].why
     forced = candidates(config(image_norm=50), ROTATED)
-    assert forced.readings == [Reading(50.0, False), Reading(50.0, True)]
+    assert forced.combinations == [Combination(50.0, False), Combination(50.0, True)]
     assert forced.all_parts(config(image_norm=50)).image_norm == (50.0,)
     both = candidates(config(), ROTATED).all_parts(config())
     assert (both.image_norm, both.pose) == ((0.0, 100.0), "on")
@@ -107,15 +107,15 @@ def test_a_part_is_on_where_it_gains(shares: dict[str, float], norm: bool, pose:
 
 def test_gain_and_errors_are_those_of_paired_images() -> None:
     generator = np.random.default_rng(0)
-    options = Candidates([Reading(None, False), Reading(100.0, False)], [])
+    options = Candidates([Combination(None, False), Combination(100.0, False)], [])
     found = {
         str(i): {name: (generator.random(200) < p).tolist() for name, p in zip(
-            ("plain", "image norm"), (0.4, 0.6), strict=True)}
+            ("plain", "image norm 100"), (0.4, 0.6), strict=True)}
         for i in range(3)
     }  # fmt: skip
     evidence = decide(options, found, "a test", 0.0)
     differences = [
-        100 * (np.array(f["image norm"], float) - np.array(f["plain"], float))
+        100 * (np.array(f["image norm 100"], float) - np.array(f["plain"], float))
         for f in found.values()
     ]
     means = [d.mean() for d in differences]
@@ -287,13 +287,13 @@ def test_domains_too_small_to_hold_out_leave_everything_off(tmp_path: Path) -> N
 
 def test_a_forced_pose_is_used_for_all_images_of_a_fold(tmp_path, monkeypatch) -> None:
     shares = []
-    scored = folds.score_readings
+    scored = folds.score_combinations
 
     def watched(algorithm, *given):
         shares.append(algorithm.backbone.upright)
         return scored(algorithm, *given)
 
-    monkeypatch.setattr(folds, "score_readings", watched)
+    monkeypatch.setattr(folds, "score_combinations", watched)
     train_run(config(pose="on", steps=4), Machine(), tmp_path / "run")
     assert shares == [1.0] * 3
     (part,) = read(tmp_path / "run")["parts"]

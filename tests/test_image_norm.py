@@ -16,6 +16,7 @@ from solodg.models.extractor import ReadyFeatures
 from solodg.models.image_norm import ImageBatchNorm, normalise_by_image
 from solodg.predict.torch import Predictor
 from solodg.progress import BarProgress
+from solodg.readings import Reading
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.evaluate import evaluate_run
@@ -109,7 +110,7 @@ def test_in_training_each_image_goes_through_one_reading() -> None:
     found = backbone(x).embedding.detach()
     each = []
     for number in (0.0, 50.0):
-        with backbone.reading_as([number]):
+        with backbone.reading_as([Reading(number)]):
             each.append(backbone(x[:1]).embedding)
     which = [[bool(torch.allclose(row, one[0], atol=1e-5)) for one in each] for row in found]
     assert all(sum(row) == 1 for row in which)
@@ -117,7 +118,7 @@ def test_in_training_each_image_goes_through_one_reading() -> None:
 
 
 def test_ready_features_draw_or_average_readings_as_a_backbone_does() -> None:
-    ready = ReadyFeatures(2, 1, readings=(0.0, 300.0, 100.0))
+    ready = ReadyFeatures(2, 1, readings=(Reading(0.0), Reading(300.0), Reading(100.0)))
     x = torch.arange(18.0).view(2, 9)
     torch.testing.assert_close(ready.eval()(x).embedding, x.view(2, 3, 3)[:, :, :2].mean(1))
     many = ready.train()(x[:1].expand(60, -1)).embedding[:, 0]

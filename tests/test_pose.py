@@ -17,6 +17,7 @@ from solodg.data.transforms import PHOTO, to_unit, unaugmented
 from solodg.models.backbones import build_backbone
 from solodg.models.pose import PoseNetwork, rotate, shrink
 from solodg.progress import NoProgress
+from solodg.readings import Reading
 from solodg.runs.clock import Clock
 from solodg.runs.config import Machine
 from solodg.runs.domain_rotations import domain_rotations
@@ -183,7 +184,7 @@ def test_a_backbone_reads_images_upright_in_training_a_share_of_them() -> None:
         torch.testing.assert_close(backbone.embed(x), plain.embed(backbone.pose(x)))
     with backbone.reading_as([0.0], upright=False):
         torch.testing.assert_close(backbone.embed(x), plain.embed(x))
-    assert backbone.readings == (0, 9)
+    assert backbone.readings == (Reading(0), Reading(9))
     assert backbone.upright == 1
     backbone.train()
     assert not backbone.pose.training

@@ -178,7 +178,7 @@ def test_own_and_no_statistics_give_what_such_models_give(tmp_path: Path) -> Non
     model, _ = checkpoint.load(folder)
     plain, _ = checkpoint.load(folder)
     for norm in image_norms(plain):
-        norm.readings = (1e12,)  # as good as none of the image's own
+        norm.source_pixels = (1e12,)  # as good as none of the image's own
     for name, part in studied.targets.items():
         assert tuple(found[name]) == STATISTICS
         for whose, asked in (("own", model), ("none", plain)):

@@ -43,7 +43,8 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         which each row writes its own classifier; or another entry of
         `solodg.algorithms.ALGORITHMS` that works on features. The parts of `solo_plus` that adapt
         to an image need its pixels, so on features it is a linear classifier; one written for each
-        row has not gained over it where both were measured.
+        row has not gained over it where both were measured. "ridge" is solved in closed form, at
+        once; what concerns updates has no effect on it.
     arguments : arguments of the algorithm, e.g. {"hidden": 64} of "solo".
     steps : number of updates.
     batch_size : query rows of an update.
@@ -146,8 +147,6 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, source: SourceData) -> Algorithm:
         """Trains to the last step: a few hundred rows leave none to validate on."""
-        rate = 0.03 if self.algorithm in _LINEAR else 0.003
-        rate = rate if self.learning_rate is None else self.learning_rate
         try:
             arguments = checked_arguments(self.algorithm, self.arguments or {})
         except UserError as error:
@@ -161,6 +160,26 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             num_domains=len(source.domain_names),
             **arguments,
         )
+        y, domain = (
+            torch.from_numpy(source.train.labels),
+            torch.from_numpy(source.train.domains),
+        )
+        everything = Batch(features, y, domain)
+        if algorithm.closed_form:  # calibrated on rows that are classified without their domain
+            algorithm.eval().solve(lambda: [everything], lambda: [everything])
+        else:
+            self._fit_steps(algorithm, source)
+        algorithm.eval()
+        with torch.no_grad():
+            algorithm.finalize([everything])
+        return algorithm.double().requires_grad_(
+            False
+        )  # float64: results hardly depend on the batch size
+
+    def _fit_steps(self, algorithm: Algorithm, source: SourceData) -> None:
+        """Trains an algorithm by steps."""
+        rate = 0.03 if self.algorithm in _LINEAR else 0.003
+        rate = rate if self.learning_rate is None else self.learning_rate
         cells = source.train.domains * len(source.classes) + source.train.labels
         smallest = int(np.unique(cells, return_counts=True)[1].min())
         try:
@@ -181,16 +200,6 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state = start(fabric, algorithm, schedule)
         for _ in fit(fabric, state, loader, unaugmented, schedule):
             pass
-        algorithm.eval()
-        with torch.no_grad():
-            y, domain = (
-                torch.from_numpy(source.train.labels),
-                torch.from_numpy(source.train.domains),
-            )
-            algorithm.finalize([Batch(features, y, domain)])
-        return algorithm.double().requires_grad_(
-            False
-        )  # float64: results hardly depend on the batch size
 
 
 def _shares_classes(source: SourceData) -> bool:

@@ -15,6 +15,7 @@ from solodg.algorithms.l2a_ot import L2AOT
 from solodg.algorithms.masf import MASF
 from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
+from solodg.algorithms.ridge import Ridge
 from solodg.algorithms.rsc import RSC
 from solodg.algorithms.solo import Solo
 from solodg.algorithms.solo_code import SoloCode
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "jigen": JiGen,
     "mixstyle": MixStyle,
     "mldg": MLDG,
+    "ridge": Ridge,
     "rsc": RSC,
     "solo": Solo,
     "solo_code": SoloCode,

@@ -1,6 +1,6 @@
 """The interface of training-time methods: losses for an episode, then logits for images."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
+
+Batches = Callable[[], Iterable[Batch]]  # the same images at every call
 
 
 class Outputs(NamedTuple):
@@ -31,12 +33,13 @@ class Algorithm(nn.Module):
     variants: ClassVar[dict[str, dict[str, Any]]] = {"default": {}}  # named sets of arguments
     target_images: ClassVar[int] = 0  # unlabelled images of a test domain for `see_target`
     # Settings that replace the general defaults when the backbone starts from "random" or from
-    # "pretrained" weights. Options that the user gives take precedence.
+    # "pretrained" weights, or is "frozen". Options that the user gives take precedence.
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": {"label_smoothing": 0.1, "decay": "cosine"},
         "pretrained": {},
     }
     label_smoothing: float = 0.0  # an option of training, set after construction
+    closed_form: bool = False  # whether `solve` takes the place of training by `losses`
 
     def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
         super().__init__()
@@ -63,6 +66,15 @@ class Algorithm(nn.Module):
         spread = log_p.masked_fill(~finite, 0.0).sum(1) / finite.sum(1)
         of_label = log_p.gather(1, y[:, None])[:, 0]
         return -((1 - self.label_smoothing) * of_label + self.label_smoothing * spread).mean()
+
+    @classmethod
+    def is_closed_form(cls, arguments: Mapping[str, Any]) -> bool:
+        """Returns whether the method with these arguments is solved and not trained."""
+        return cls.closed_form
+
+    def solve(self, train: Batches, val: Batches) -> None:
+        """Computes the classifier from source training and validation images, in eval mode."""
+        raise NotImplementedError
 
     def finalize(self, source: Iterable[Batch]) -> None:
         """Stores what prediction needs of the source training images. Called in eval mode."""

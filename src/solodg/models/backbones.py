@@ -15,16 +15,12 @@ from torch import Tensor, nn
 
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
-from solodg.models.image_norm import (
-    ImageNorm,
-    drawn_readings,
-    image_norms,
-    normalise_by_image,
-    readings_of,
-)
+from solodg.models.image_norm import drawn_readings, image_norms, normalise_by_image
 from solodg.models.networks import Network, Stages, build_network
 from solodg.models.pose import PoseNetwork
+from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
+from solodg.readings import ImageNorm, Reading, readings_of
 from solodg.types import Features
 
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -33,8 +29,8 @@ _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 class Backbone(Extractor):
     """Computes features of images (B, C, H, W) by a network, after normalising the images.
 
-    `mean` and `std` normalise each channel. `readings` are the ways in which image norm normalises
-    the feature maps of an image (image_norm.py), each given by its number of source pixels. With
+    `mean` and `std` normalise each channel. `readings` are the ways in which it reads an image: as
+    which view (views.py), and how image norm normalises the feature maps (image_norm.py). With
     `pose`, the rotation of each image is undone before anything else reads it (pose.py); in
     training that of a random share `upright` of the images.
     """
@@ -49,14 +45,14 @@ class Backbone(Extractor):
         image_size: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        readings: tuple[float, ...] = (0.0,),
+        readings: tuple[Reading, ...] = (Reading(),),
         pose: bool = False,
     ) -> None:
         super().__init__()
         self.net = net
         self.pose = PoseNetwork(channels).requires_grad_(False) if pose else None
         self.upright = 1.0
-        self.readings = readings  # source pixels of each
+        self.readings = readings
         self.channels, self.image_size = channels, image_size
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("std", torch.tensor(std)[:, None, None])
@@ -74,34 +70,45 @@ class Backbone(Extractor):
         In training each image goes through one random reading.
         """
         with self._random_readings(x) as drawn:
-            stages = self.net(self._prepared(x))
+            stages = self.net(self._prepared(x, drawn))
         style = torch.cat([_channel_means(m) for m in stages.maps], 1)
-        if drawn:
+        if drawn is not None:
             return Features(stages.embedding, style)
         return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of images without computing their style."""
         with self._random_readings(x) as drawn:
-            embedding: Tensor = self.net.embed(self._prepared(x))
-        return embedding if drawn else self._mean_reading(embedding)
+            embedding: Tensor = self.net.embed(self._prepared(x, drawn))
+        return self._mean_reading(embedding) if drawn is None else embedding
+
+    def embed_each(self, x: Tensor) -> Tensor:
+        """Returns the embedding of each reading (R, B, D); in training too, all of them."""
+        rows: Tensor = self.net.embed(self._prepared(x, None))
+        return rows.view(len(self.readings), -1, rows.shape[1])
 
     @contextmanager
-    def _random_readings(self, x: Tensor) -> Iterator[bool]:
-        """Draws a reading for each image in training; yields whether readings were drawn."""
+    def _random_readings(self, x: Tensor) -> Iterator[Tensor | None]:
+        """Draws a reading for each image in training; yields the number of each, or None."""
         if len(self.readings) == 1 or not self.training:
-            yield False
+            yield None
             return
         drawn = torch.randint(len(self.readings), (len(x),), device=x.device)
         with drawn_readings(self.net, drawn):
-            yield True
+            yield drawn
 
-    def _prepared(self, x: Tensor) -> Tensor:
-        """Returns upright, normalised images: each once in training, else once per reading."""
-        x = self._normalise(self._upright(x))
-        if len(self.readings) == 1 or self.training:
-            return x
-        return x.repeat(len(self.readings), 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    def _prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
+        """Returns upright, normalised images: each once as drawn, or all once per reading."""
+        x = self._upright(x)
+        names = [reading.view for reading in self.readings]
+        views = {name: self._normalise(VIEWS[name](x)) for name in names}
+        if len(views) > 1 and drawn is not None:
+            each = torch.stack([views[name] for name in names])  # (readings, B, C, H, W)
+            return each[drawn, torch.arange(len(x), device=x.device)]
+        if len(names) == 1 or drawn is not None:
+            return views[names[0]]
+        rows = torch.cat([views[name] for name in names])
+        return rows.contiguous(memory_format=torch.channels_last)
 
     def _upright(self, x: Tensor) -> Tensor:
         """Returns images with their rotation undone, in training a random share of them."""
@@ -121,18 +128,21 @@ class Backbone(Extractor):
         return rows.reshape(len(self.readings), -1, rows.shape[1]).mean(0)
 
     @contextmanager
-    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
+    def reading_as(self, readings: Sequence[Reading], *, upright: bool = False) -> Iterator[None]:
         """Inside, the backbone has these readings, and without `upright` no pose."""
-        before, share, norms = self.readings, self.upright, image_norms(self.net)
+        before, share = self.readings, self.upright
         self.readings, self.upright = tuple(readings), float(upright)
-        for norm in norms:
-            norm.readings = self.readings
+        self._tell_norms()
         try:
             yield
         finally:
             self.readings, self.upright = before, share
-            for norm in norms:
-                norm.readings = before
+            self._tell_norms()
+
+    def _tell_norms(self) -> None:
+        """Gives every ImageBatchNorm the source pixels of the readings."""
+        for norm in image_norms(self.net):
+            norm.source_pixels = tuple(reading.source_pixels for reading in self.readings)
 
     def last_map(self, x: Tensor) -> Tensor:
         """Returns the last feature map (B, C, H, W), or the embedding where there is no map.
@@ -140,8 +150,8 @@ class Backbone(Extractor):
         With several readings: in training the map of a random reading; otherwise the maps of all,
         one reading after the other (readings * B, C, H, W).
         """
-        with self._random_readings(x):
-            last: Tensor = self.net.last_map(self._prepared(x))
+        with self._random_readings(x) as drawn:
+            last: Tensor = self.net.last_map(self._prepared(x, drawn))
         return last
 
     def pool(self, last: Tensor) -> Tensor:
@@ -219,7 +229,7 @@ class Backbone(Extractor):
         training = self.training
         self.eval()
         shape = (1, self.channels, self.image_size, self.image_size)
-        stages: Stages = self.net(self._prepared(torch.zeros(shape, device=self.mean.device)))
+        stages: Stages = self.net(self._prepared(torch.zeros(shape, device=self.mean.device), None))
         self.train(training)
         return stages
 
@@ -238,15 +248,15 @@ def build_backbone(
 
     `pretrained` downloads the weights published under the name; `weights` reads them from a
     safetensors file in the model's own naming (a classifier in it is ignored). `image_norm` mixes
-    the image's own statistics into every BatchNorm, in one reading or several (image_norm.py).
+    the image's own statistics into every BatchNorm, in one reading or several (readings.py).
     `pose` undoes the rotation of each image first (pose.py); its network has random weights.
     """
     net = build_network(name, channels, image_size, pretrained)
     if weights is not None:
         load_weights(net, name, Path(weights), channels)
     readings = readings_of(image_norm)
-    if readings:
-        normalise_by_image(net, readings)
+    if any(reading.source_pixels for reading in readings):
+        normalise_by_image(net, [reading.source_pixels for reading in readings])
     # Published statistics are for RGB; digits and other grey images get the plain [-1, 1] range.
     config = getattr(getattr(net, "model", None), "default_cfg", {})
     rgb = channels == 3 and name != "small_cnn"
@@ -258,7 +268,7 @@ def build_backbone(
         image_size=image_size,
         mean=mean,
         std=std,
-        readings=readings or (0.0,),
+        readings=readings or (Reading(),),
         pose=pose,
     )
 

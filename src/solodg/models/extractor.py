@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from solodg.readings import Reading
 from solodg.types import Features
 
 
@@ -31,6 +32,10 @@ class Extractor(nn.Module):
         """Returns the embedding (B, D) without computing the style."""
         raise NotImplementedError
 
+    def embed_each(self, x: Tensor) -> Tensor:
+        """Returns the embedding of each reading (R, B, D); in training too, all of them."""
+        return self.embed(x)[None]
+
     def last_map(self, x: Tensor) -> Tensor:
         """Returns the last feature map (B, C, H, W), or the embedding where there is no map."""
         return self.embed(x)
@@ -44,8 +49,8 @@ class Extractor(nn.Module):
         return []
 
     @contextmanager
-    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
-        """Inside, only these of its readings are used, each given by its number of source pixels.
+    def reading_as(self, readings: Sequence[Reading], *, upright: bool = False) -> Iterator[None]:
+        """Inside, only these of its readings are used.
 
         `upright`: whether the rotation of images is undone, where it has a pose network.
         """
@@ -55,16 +60,16 @@ class Extractor(nn.Module):
 class ReadyFeatures(Extractor):
     """Reads features that a frozen backbone computed beforehand, once per reading.
 
-    A reading is one way to normalise an image (image_norm.py). An input row holds the embedding
+    A reading is one way to read an image (readings.py). An input row holds the embedding
     and the style of every reading: (B, readings * (D + S)).
     """
 
     def __init__(
-        self, embedding_dim: int, style_dim: int, readings: Sequence[float] = (0.0,)
+        self, embedding_dim: int, style_dim: int, readings: Sequence[Reading] = (Reading(),)
     ) -> None:
         super().__init__()
         self.embedding_dim, self.style_dim = embedding_dim, style_dim
-        self.readings = tuple(readings)  # source pixels of each
+        self.readings = tuple(readings)
         self._used = list(range(len(self.readings)))  # their places in a row
 
     def forward(self, x: Tensor) -> Features:
@@ -76,6 +81,11 @@ class ReadyFeatures(Extractor):
         """Returns the stored embedding (B, D) of each image."""
         return self._read(x)[:, : self.embedding_dim]
 
+    def embed_each(self, x: Tensor) -> Tensor:
+        """Returns the stored embedding of each reading that is used (R, B, D)."""
+        each = x.view(len(x), len(self.readings), -1)[:, self._used, : self.embedding_dim]
+        return each.transpose(0, 1)
+
     def _read(self, x: Tensor) -> Tensor:
         """Returns a random reading of each image in training, else their mean: (B, D + S)."""
         if len(self.readings) == 1:
@@ -86,12 +96,12 @@ class ReadyFeatures(Extractor):
         rows = torch.arange(len(x), device=x.device)
         return each[rows, torch.randint(each.shape[1], (len(x),), device=x.device)]
 
-    def use(self, readings: Sequence[float]) -> None:
+    def use(self, readings: Sequence[Reading]) -> None:
         """From now on, only these of the stored readings are used."""
-        self._used = [self.readings.index(number) for number in readings]
+        self._used = [self.readings.index(reading) for reading in readings]
 
     @contextmanager
-    def reading_as(self, readings: Sequence[float], *, upright: bool = False) -> Iterator[None]:
+    def reading_as(self, readings: Sequence[Reading], *, upright: bool = False) -> Iterator[None]:
         """Inside, only these of the stored readings are used."""
         before = self._used
         self.use(readings)

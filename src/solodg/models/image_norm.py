@@ -11,10 +11,10 @@ This treats the source statistics as if they had been measured on `source_pixels
 of Schneider et al., 2020, for a single image). Training mixes in the same way; there the batch
 provides the source statistics. By convention `source_pixels` = 0 means plain BatchNorm (a = 0).
 
-A reading is one way to normalise an image, given by its number of source pixels. A backbone may
-have several readings. In training each image goes through one reading, drawn at random. At test
-each image goes through all of them, one forward pass each, and the features are averaged. A
-prediction depends on its own image only.
+A reading is one way to read an image: a number of source pixels, and a view of the image
+(models/views.py). A backbone may have several readings. In training each image goes through one
+reading, drawn at random. At test each image goes through all of them, one forward pass each, and
+the features are averaged. A prediction depends on its own image only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +25,6 @@ from torch import Tensor, nn
 
 from solodg.errors import UserError
 
-ImageNorm = float | tuple[float, ...] | None  # source pixels of the readings; None or 0: off
-
-
-def readings_of(image_norm: ImageNorm) -> tuple[float, ...]:
-    """Returns the source pixels of each reading; an empty tuple where image norm is off."""
-    if isinstance(image_norm, tuple):
-        return image_norm
-    return (float(image_norm),) if image_norm else ()
-
 
 class ImageBatchNorm(nn.BatchNorm2d):
     """Replaces a BatchNorm (with its activation, if any) and normalises each image by the mix.
@@ -43,14 +34,14 @@ class ImageBatchNorm(nn.BatchNorm2d):
     `drawn` is set, it holds each image once, and `drawn` is the reading of each row.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d, readings: Sequence[float]) -> None:
+    def __init__(self, norm: nn.BatchNorm2d, source_pixels: Sequence[float]) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine)
         if norm.running_mean is not None:
             self.to(norm.running_mean)  # device and type
         self.load_state_dict(norm.state_dict(), strict=False)
         for copied, original in zip(self.parameters(), norm.parameters(), strict=False):
             copied.requires_grad_(original.requires_grad)
-        self.readings = tuple(readings)  # source pixels of each
+        self.source_pixels = tuple(source_pixels)  # of each reading
         self.drawn: Tensor | None = None  # (B,) reading of each row
         self.donor: Tensor | None = None  # (B,) row whose statistics replace those of each image
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
@@ -74,7 +65,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
 
     def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
         """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
-        shares = [pixels / (pixels + k) if k else 0.0 for k in self.readings]
+        shares = [pixels / (pixels + k) if k else 0.0 for k in self.source_pixels]
         if len(shares) == 1:
             return source + shares[0] * (own - source)
         each = torch.tensor(shares, dtype=own.dtype, device=own.device)
@@ -86,7 +77,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
     def _of_donor(self, own: Tensor) -> Tensor:
         """Returns the statistics (B, C) of the donor of each image, within its reading."""
         assert self.donor is not None
-        by_reading = own.reshape(len(self.readings), -1, own.shape[1])
+        by_reading = own.reshape(len(self.source_pixels), -1, own.shape[1])
         return by_reading[:, self.donor].flatten(0, 1)
 
     def _source_statistics(
@@ -137,9 +128,9 @@ def normalise(
     return torch.addcmul(shift[:, :, None, None], x, scale[:, :, None, None])
 
 
-def normalise_by_image(net: nn.Module, readings: Sequence[float]) -> None:
-    """Replaces every BatchNorm of a network by an ImageBatchNorm with these readings."""
-    if not replace_batch_norms(net, lambda norm: ImageBatchNorm(norm, readings)):
+def normalise_by_image(net: nn.Module, source_pixels: Sequence[float]) -> None:
+    """Replaces every BatchNorm by an ImageBatchNorm with the source pixels of each reading."""
+    if not replace_batch_norms(net, lambda norm: ImageBatchNorm(norm, source_pixels)):
         raise UserError(
             "image norm works on BatchNorm, and this backbone has none (other norms use the "
             "image's own statistics already). Turn it off with --image-norm 0, or try resnet18."
@@ -183,13 +174,13 @@ def donor_statistics(net: nn.Module, donor: Tensor | None) -> Iterator[None]:
     None: with the source statistics alone.
     """
     norms = image_norms(net)
-    before = [norm.readings for norm in norms]
+    before = [norm.source_pixels for norm in norms]
     for norm in norms:
         norm.donor = donor
         if donor is None:
-            norm.readings = (0.0,) * len(norm.readings)
+            norm.source_pixels = (0.0,) * len(norm.source_pixels)
     try:
         yield
     finally:
-        for norm, readings in zip(norms, before, strict=True):
-            norm.donor, norm.readings = None, readings
+        for norm, source_pixels in zip(norms, before, strict=True):
+            norm.donor, norm.source_pixels = None, source_pixels

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from solodg.models.image_norm import readings_of
+from solodg.readings import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import ResolvedConfig
@@ -48,8 +48,7 @@ def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
     start = config.weights or ("published" if config.pretrained else "random")
     words = [f"{Path(start).name} weights"]
     if info.image_norm:
-        numbers = readings_of(info.image_norm)
-        words.append(f"image norm {', '.join(f'{number:g}' for number in numbers)}")
+        words.append(f"image norm {', '.join(map(str, readings_of(info.image_norm)))}")
     if info.pose:
         words.append("pose")
     words.append(f"learning rate {config.learning_rate:g}")

@@ -12,8 +12,8 @@ from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
 from solodg.models.extractor import Extractor, ReadyFeatures
-from solodg.models.image_norm import ImageNorm, readings_of
 from solodg.progress import Progress
+from solodg.readings import ImageNorm, Reading, readings_of
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
 from solodg.runs.feature_cache import FeatureStore, default_cache_dir
@@ -45,7 +45,7 @@ def make_backbone(config: ResolvedConfig) -> Backbone:
 def _decided(config: ResolvedConfig) -> ImageNorm:
     """Returns the source pixels of image norm, which are decided when a backbone is built."""
     assert not config.open_parts, "held-out domains decide about these first: runs.evidence"
-    return config.image_norm or None  # type: ignore[return-value]
+    return config.image_norm or None
 
 
 def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceData) -> Algorithm:
@@ -54,7 +54,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
     extractor: Extractor = backbone
     if config.freeze_backbone:
         ready = ready_features(backbone)
-        ready.use(readings_of(_decided(config)) or (0.0,))
+        ready.use(readings_of(_decided(config)) or (Reading(),))
         extractor = ready
     try:
         algorithm = build_algorithm(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 from solodg.pixels import ordered_window
+from solodg.readings import Reading
 from solodg.runs.option import option
 
 Decay = Literal["cosine", "constant", "step"]
@@ -75,12 +76,14 @@ class RunConfig(BaseModel):
         flag="--freeze-norm/--train-norm",
         shown_default="frozen when weights are given",
     )
-    image_norm: float | tuple[float, ...] | Literal["auto"] | None = option(
+    image_norm: float | str | tuple[float | str, ...] | None = option(
         None,
         "Mix the image's own statistics into every BatchNorm; those of the sources count as this "
-        "many pixels, e.g. 300; 0: do not mix. With several numbers, e.g. 0,3000,300, the "
-        "backbone reads each image once per number, and the features are averaged. auto: 100, or "
-        "0,3000,300 on given weights, if that helps on source domains that are held out; else 0.",
+        "many pixels, e.g. 300; 0: do not mix. With several readings, e.g. 0,300,line:300, the "
+        "backbone reads each image once for each, and the features are averaged; a reading may "
+        "have a view of the image: line (a line drawing), zoom, flip or grey. auto: 100, or "
+        "0,3000,300 on given weights, or 0,300,line:300,zoom:300 on frozen ones, if that helps on "
+        "source domains that are held out; else 0.",
         shown_default="0; with solo_plus auto",
     )
     pose: Literal["auto", "on", "off"] | None = option(
@@ -109,7 +112,7 @@ class RunConfig(BaseModel):
     )
 
     steps: PositiveInt | None = option(
-        None, "Training steps.", shown_default="2000; 600 with a frozen backbone"
+        None, "Training steps.", shown_default="2000; 600 with a frozen backbone; none for ridge"
     )
     batch_size: PositiveInt = option(
         32, "Images that a step classifies (queries of the meta-target domain)."
@@ -212,24 +215,20 @@ class RunConfig(BaseModel):
 
     @field_validator("image_norm", mode="before")
     @classmethod
-    def _as_numbers(cls, value: Any) -> Any:
-        """Reads `auto`, `300`, a list of numbers, or several in one string: "0,3000,300"."""
+    def _as_readings(cls, value: Any) -> Any:
+        """Reads `auto`, one reading, or several in a list or in one text: "0,300,line:300"."""
+        if value is None or value == AUTO:
+            return value
         several = value.split(",") if isinstance(value, str) else value
         if not isinstance(several, list | tuple):
-            return value
-        return several[0] if len(several) == 1 else tuple(several)
-
-    @field_validator("image_norm")
-    @classmethod
-    def _check_source_pixels(cls, value: Any) -> Any:
-        if value == AUTO:
-            return value
-        several = value if isinstance(value, tuple) else (value or 0.0,)
-        if not several or min(several) < 0 or len(set(several)) < len(several):
-            raise ValueError("each number must be 0 or more, and be given once")
-        if len(several) > MAX_READINGS:
-            raise ValueError(f"{len(several)} numbers, at most {MAX_READINGS} are allowed")
-        return value
+            several = [several]
+        readings = [Reading.parse(one) for one in several]
+        if not readings or len(set(readings)) < len(readings):
+            raise ValueError("give at least one reading, and each once")
+        if len(readings) > MAX_READINGS:
+            raise ValueError(f"{len(readings)} readings, at most {MAX_READINGS} are allowed")
+        values = tuple(reading.value for reading in readings)
+        return values[0] if len(values) == 1 else values
 
     @field_validator("pose", mode="before")
     @classmethod

@@ -10,6 +10,8 @@ from solodg.data import DatasetSpec, dataset_spec
 from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.config import ResolvedConfig, RunConfig
 
+_ADAPTATION = "What adapts to an image has options of its own: --image-norm and --pose."
+
 
 def resolve(config: RunConfig) -> ResolvedConfig:
     """Returns the configuration with every open choice made, checked against the registries."""
@@ -17,9 +19,13 @@ def resolve(config: RunConfig) -> ResolvedConfig:
         return config
     spec = dataset_spec(config.dataset)
     config = _with_recipe(config)
+    closed_form = is_closed_form(config)
+    if closed_form:
+        _check_solved(config)
+        config = config.model_copy(update={"freeze_backbone": True})
     _check(config, spec)
     # A classifier on fixed features converges in far fewer steps than a whole network.
-    steps = config.steps or (600 if config.freeze_backbone else 2_000)
+    steps = 1 if closed_form else config.steps or (600 if config.freeze_backbone else 2_000)
     frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
     values = {
         "arguments": algorithm_arguments(config),
@@ -49,6 +55,11 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     return _default_arguments(config.algorithm) | kind.variants[config.variant] | checked
 
 
+def is_closed_form(config: RunConfig) -> bool:
+    """Returns whether the classifier is solved in closed form, and not trained."""
+    return ALGORITHMS[config.algorithm].is_closed_form(algorithm_arguments(config))
+
+
 def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns arguments of an algorithm as their types, within the limits of those types.
 
@@ -59,12 +70,9 @@ def checked_arguments(algorithm: str, arguments: dict[str, Any]) -> dict[str, An
     checked = {}
     for name, value in arguments.items():
         if not names:
-            raise UserError(
-                f"--set {name}: {algorithm} has no arguments. What adapts to an image has options "
-                "of its own: --image-norm and --pose."
-            )
+            raise UserError(f"--set {name}: {algorithm} has no arguments. {_ADAPTATION}")
         if name not in names:
-            raise unknown_name(f"argument of {algorithm}", name, names)
+            raise unknown_name(f"argument of {algorithm}", name, names, _ADAPTATION)
         try:
             checked[name] = TypeAdapter(types[name]).validate_python(value)
         except ValidationError as error:
@@ -108,6 +116,17 @@ def _check(config: RunConfig, spec: DatasetSpec) -> None:
         )
 
 
+def _check_solved(config: RunConfig) -> None:
+    """Raises `UserError` for options of a training that does not take place."""
+    names = ("steps", "learning_rate", "backbone_learning_rate", "validate_every", "weight_average")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    if given:
+        raise UserError(
+            f"{', '.join(given)}: the ridge classifier is solved in closed form, without steps. "
+            "Leave this out, or train a classifier: --algorithm solo_plus --set classifier=linear."
+        )
+
+
 def _channels(config: RunConfig, spec: DatasetSpec) -> int:
     """Returns 3 for given weights, which expect colour, else the channels of the dataset."""
     return 3 if config.starts_from_weights else spec.channels
@@ -117,8 +136,10 @@ def _recipe(config: RunConfig) -> dict[str, Any]:
     """Returns the settings that the algorithm prefers for this start of the backbone."""
     if config.algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", config.algorithm, ALGORITHMS)
-    start = "pretrained" if config.starts_from_weights else "random"
-    return ALGORITHMS[config.algorithm].recipes[start]
+    recipes = ALGORITHMS[config.algorithm].recipes
+    if config.freeze_backbone and "frozen" in recipes:
+        return recipes["frozen"]
+    return recipes["pretrained" if config.starts_from_weights else "random"]
 
 
 def _with_recipe(config: RunConfig) -> RunConfig:

@@ -8,7 +8,8 @@ one point, and more than twice the standard error of that gain. Of the combinati
 have all earned their place, the one with the highest mean accuracy is taken; none is one of them.
 One point, since networks that are trained this briefly favour image norm a little.
 
-The folds use a linear classifier, and together cost about as much as the training itself.
+The folds use a linear classifier, and together cost about as much as the training itself. A
+classifier in closed form is solved for every combination instead (`runs/closed_form.py`).
 """
 
 import math
@@ -25,7 +26,7 @@ from solodg.data import LabelledImages, SourceData
 from solodg.data.pseudo_domains import random_domains
 from solodg.runs.config import AUTO, ResolvedConfig
 from solodg.runs.metrics import predict
-from solodg.runs.open_parts import Candidates, PartDecision, Reading
+from solodg.runs.open_parts import Candidates, Combination, PartDecision
 from solodg.runs.opened_data import input_batches
 from solodg.runs.statistics import mean_interval
 
@@ -46,8 +47,8 @@ class Evidence(BaseModel):
 
     rests_on: str
     parts: list[PartDecision]
-    accuracy: dict[str, dict[str, float]]  # held-out domain -> reading -> %
-    image_norm: float | tuple[float, ...] | None  # what the training uses
+    accuracy: dict[str, dict[str, float]]  # held-out domain -> combination -> %
+    image_norm: float | str | tuple[float | str, ...] | None  # what the training uses
     pose: bool
     seconds: float  # that it took
 
@@ -105,39 +106,39 @@ def fold_steps(
     return max(1, int(budget * steps * images_a_step / (folds * images_a_fold_step)))
 
 
-def score_readings(
+def score_combinations(
     algorithm: Algorithm,
     held: LabelledImages,
-    readings: Sequence[Reading],
+    combinations: Sequence[Combination],
     device: torch.device,
 ) -> dict[str, list[bool]]:
-    """Returns for each reading which of the held-out images the algorithm classifies right."""
+    """Returns for each combination which of the held-out images the algorithm classifies right."""
     found = {}
-    for reading in readings:
-        with algorithm.backbone.reading_as(reading.readings, upright=reading.pose):
+    for tried in combinations:
+        with algorithm.backbone.reading_as(tried.readings, upright=tried.pose):
             chosen = predict(algorithm.probabilities, input_batches(held), device=device).chosen
-        found[str(reading)] = [bool(right) for right in chosen == held.labels]
+        found[str(tried)] = [bool(right) for right in chosen == held.labels]
     return found
 
 
 def decide(
     options: Candidates, right: dict[str, dict[str, list[bool]]], rests_on: str, seconds: float
 ) -> Evidence:
-    """Decides about the open parts from which images each reading gets right in each fold."""
-    decisions: dict[Reading, list[PartDecision]] = {
-        reading: [
+    """Decides about the open parts from which images each combination gets right in each fold."""
+    decisions: dict[Combination, list[PartDecision]] = {
+        tried: [
             weigh(part, right, str(with_part), str(without))
-            for part, with_part, without in _open_parts(reading, options.readings)
+            for part, with_part, without in _open_parts(tried, options.combinations)
         ]
-        for reading in options.readings
+        for tried in options.combinations
         if right
     }
     earned = [
-        reading
-        for reading in options.readings
-        if all(d.on or d.part not in str(reading) for d in decisions.get(reading, []))
+        tried
+        for tried in options.combinations
+        if all(d.on or d.part not in str(tried) for d in decisions.get(tried, []))
     ]
-    best = max(earned, key=lambda reading: _mean_accuracy(right, reading))  # the first of equals
+    best = max(earned, key=lambda tried: _mean_accuracy(right, tried))  # the first of equals
     parts = [
         decision.model_copy(update={"on": decision.part in str(best)})
         for decision in decisions.get(best, [])
@@ -157,28 +158,31 @@ def decide(
 
 
 def _open_parts(
-    reading: Reading, readings: Sequence[Reading]
-) -> list[tuple[str, Reading, Reading]]:
-    """Returns each open part with the readings that have it and have it not, else as this one."""
-    first, last = readings[0], readings[-1]
+    tried: Combination, combinations: Sequence[Combination]
+) -> list[tuple[str, Combination, Combination]]:
+    """Returns each open part with the combinations that have it and have it not, else as this one.
+
+    Where image norm is off in this one, its last setting stands for it.
+    """
+    first, last = combinations[0], combinations[-1]
     found = []
     if first.image_norm != last.image_norm:
-        norms = [replace(reading, image_norm=norm) for norm in (last.image_norm, first.image_norm)]
-        found.append(("image norm", norms[0], norms[1]))
+        with_norm = replace(tried, image_norm=tried.image_norm or last.image_norm)
+        found.append(("image norm", with_norm, replace(tried, image_norm=first.image_norm)))
     if first.pose != last.pose:
-        found.append(("pose", replace(reading, pose=True), replace(reading, pose=False)))
+        found.append(("pose", replace(tried, pose=True), replace(tried, pose=False)))
     return found
 
 
-def _mean_accuracy(right: dict[str, dict[str, list[bool]]], reading: Reading) -> float:
-    """Returns the accuracy of a reading, mean over the held-out domains."""
-    return float(np.mean([np.mean(fold[str(reading)]) for fold in right.values()])) if right else 0
+def _mean_accuracy(right: dict[str, dict[str, list[bool]]], tried: Combination) -> float:
+    """Returns the accuracy of a combination, mean over the held-out domains."""
+    return float(np.mean([np.mean(fold[str(tried)]) for fold in right.values()])) if right else 0
 
 
 def weigh(
     part: str, right: dict[str, dict[str, list[bool]]], with_part: str, without: str
 ) -> PartDecision:
-    """Compares two readings on the same images of every fold."""
+    """Compares two combinations on the same images of every fold."""
     gains, variances = [], []
     for fold in right.values():
         difference = 100 * (np.array(fold[with_part], float) - np.array(fold[without], float))
@@ -199,14 +203,11 @@ def weigh(
     )  # fmt: skip
 
 
-def describe_basis(source: SourceData, folds: Sequence[int], steps: int, pseudo: bool) -> str:
-    """Says what the evidence rests on."""
+def describe_basis(source: SourceData, folds: Sequence[int], how: str, pseudo: bool) -> str:
+    """Says what the evidence rests on; `how` the folds were trained."""
     kind = "pseudo-domain" if pseudo else "source domain"
     count = len(source.domain_names)
-    text = (
-        f"{len(folds)} of {count} {kind}s held out in turn, {steps} steps on the others, with a "
-        "linear classifier"
-    )
+    text = f"{len(folds)} of {count} {kind}s held out in turn, {how}"
     if count == 2:
         text += "; with two domains, each fold trains on one domain alone"
     if pseudo:

@@ -25,6 +25,7 @@ from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
 from solodg.pixels import Window
 from solodg.progress import Progress
+from solodg.readings import PLAIN, Reading
 
 FeatureArrays = tuple[NDArray[np.float32], ...]  # for each reading, (images, D + S)
 
@@ -32,8 +33,7 @@ FeatureArrays = tuple[NDArray[np.float32], ...]  # for each reading, (images, D 
 class StoredFeatures:
     """Stored features in place of the images they were computed from (see `Images`).
 
-    Image norm may read an image in several ways (models/image_norm.py); each reading has its own
-    features.
+    A backbone may read an image in several ways (readings.py); each reading has its own features.
     """
 
     def __init__(
@@ -96,10 +96,11 @@ class FeatureStore:
         if window:  # without one, names are those that earlier versions gave
             kind += f" window {window[0]} {window[1]}"
         # Features depend on the reading too, which is not among the weights.
-        self.backbone_keys = {}  # source pixels of a reading -> hash
-        for source_pixels in backbone.readings:
-            norm = f" image-norm {{{source_pixels}}}" if source_pixels else ""
-            self.backbone_keys[source_pixels] = digest(content + f"{kind}{norm}".encode())
+        self.backbone_keys: dict[Reading, str] = {}
+        for reading in backbone.readings:
+            norm = f" image-norm {{{reading.source_pixels}}}" if reading.source_pixels else ""
+            view = f" view {reading.view}" if reading.view != PLAIN else ""
+            self.backbone_keys[reading] = digest(content + f"{kind}{norm}{view}".encode())
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
         """Returns whether the features of all these images are stored."""
@@ -128,21 +129,21 @@ class FeatureStore:
             for part, end in zip(parts, ends, strict=True)
         ]
 
-    def _paths(self, domain: "_Domain") -> dict[float, Path]:
-        """Returns the file of a domain's features for each reading, by its source pixels."""
+    def _paths(self, domain: "_Domain") -> dict[Reading, Path]:
+        """Returns the file of a domain's features for each reading."""
         images = digest("\n".join(member.key for member in domain.members).encode())
         return {
-            source_pixels: self.folder / f"{backbone_key}-{images}.npy"
-            for source_pixels, backbone_key in self.backbone_keys.items()
+            reading: self.folder / f"{backbone_key}-{images}.npy"
+            for reading, backbone_key in self.backbone_keys.items()
         }
 
     def _arrays(self, domain: "_Domain") -> FeatureArrays:
         arrays = []
         paths = self._paths(domain)
-        for number, (source_pixels, path) in enumerate(paths.items(), start=1):
+        for number, (reading, path) in enumerate(paths.items(), start=1):
             if not self._is_intact(path):
                 which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
-                with self.backbone.reading_as([source_pixels]):
+                with self.backbone.reading_as([reading]):
                     self._compute(domain.members, f"Features of {domain.name}{which}", path)
             arrays.append(np.load(path, mmap_mode="r"))
         return tuple(arrays)

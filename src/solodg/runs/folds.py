@@ -14,7 +14,9 @@ from solodg.data.transforms import AUGMENTATIONS, unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
+from solodg.runs.closed_form import solve_folds
 from solodg.runs.config import AUTO, ResolvedConfig
+from solodg.runs.defaults import is_closed_form
 from solodg.runs.devices import on_first
 from solodg.runs.domain_rotations import domain_rotations
 from solodg.runs.evidence import (
@@ -25,7 +27,7 @@ from solodg.runs.evidence import (
     fold_domains,
     fold_steps,
     held_out_images,
-    score_readings,
+    score_combinations,
     without_domain,
 )
 from solodg.runs.fit import fit, start
@@ -40,7 +42,7 @@ FOLDS = "evidence"  # folder of the folds that are done, until all are
 
 
 class _Fold(BaseModel):
-    """A fold that is done: which images each reading gets right."""
+    """A fold that is done: which images each combination gets right."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +66,7 @@ def gather_evidence(
     if config.pose == AUTO:
         rotations = on_first(fabric, partial(domain_rotations, source.train, config.seed))
     options = candidates(config, rotations)
-    numbers = fold_domains(source) if len(options.readings) > 1 else []
+    numbers = fold_domains(source) if len(options.combinations) > 1 else []
     basis = "no open part needs a held-out domain"
     try:
         steps = _steps(config, source, numbers, pose=options.with_pose)
@@ -73,7 +75,17 @@ def gather_evidence(
         basis = f"no source domain can be held out ({error})"
         options = options.all_refused(f"without evidence: {basis}")
     right, seconds = {}, 0.0
-    for number in numbers:
+    if is_closed_form(config) and numbers:
+        work.say(
+            "Holding source domains out: " + ", ".join(source.domain_names[n] for n in numbers)
+        )
+        started = work.clock.seconds
+        solved = on_first(
+            fabric, partial(solve_folds, work, config, source, backbone, options, numbers)
+        )
+        right = {source.domain_names[number]: found for number, found in solved.items()}
+        seconds = work.clock.seconds - started
+    for number in numbers if not right else []:
         path = folder / FOLDS / f"{number}.json"
         if not on_first(fabric, path.is_file):
             work.say(f"Holding source domain {source.domain_names[number]} out: {steps} steps")
@@ -83,7 +95,10 @@ def gather_evidence(
         right[source.domain_names[number]] = fold.right
         seconds += fold.seconds
     if numbers:
-        basis = describe_basis(source, numbers, steps, pseudo=config.pseudo_domains is not None)
+        how = f"{steps} steps on the others, with a linear classifier"
+        if is_closed_form(config):
+            how = "with a ridge classifier on the others"
+        basis = describe_basis(source, numbers, how, pseudo=config.pseudo_domains is not None)
     evidence = decide(options, right, basis, round(seconds, 1))
 
     def finish() -> None:
@@ -151,7 +166,7 @@ def _run_fold(
     loader = EpisodeLoader(rest.train, sampler, workers=work.machine.workers)
     if backbone.pose is not None:
         train_pose(work, backbone, rest, sampler, transform, steps=steps, seed=config.seed)
-        if {reading.pose for reading in options.readings} == {False, True}:
+        if {tried.pose for tried in options.combinations} == {False, True}:
             backbone.upright = 0.5
     state = start(work.fabric, algorithm, schedule)
     title = f"Evidence without {source.domain_names[number]}"
@@ -161,7 +176,7 @@ def _run_fold(
     scored: Algorithm = state.validated.eval()
 
     def score() -> _Fold:
-        right = score_readings(scored, held, options.readings, work.fabric.device)
+        right = score_combinations(scored, held, options.combinations, work.fabric.device)
         work.clock.save()
         return _Fold(right=right, seconds=work.clock.seconds - started)
 

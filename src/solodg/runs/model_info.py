@@ -3,10 +3,11 @@
 from collections import Counter
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 from solodg.pixels import ordered_window
+from solodg.readings import Reading
 
 # That this version reads. The second names only the arguments that were given; in the second and
 # the third, `solo_plus` is what is called `solo_code` now.
@@ -14,7 +15,8 @@ ModelFormat = Literal["solodg-model-2", "solodg-model-3", "solodg-model-4"]
 READABLE_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
 MODEL_FORMAT: ModelFormat = "solodg-model-4"  # that this version writes
 SourcePixels = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Readings = Annotated[tuple[SourcePixels, ...], Field(max_length=MAX_READINGS)]
+View = Annotated[str, AfterValidator(lambda text: str(Reading.parse(text)))]
+Readings = Annotated[tuple[SourcePixels | View, ...], Field(max_length=MAX_READINGS)]
 
 
 class ModelInfo(BaseModel):
@@ -28,7 +30,7 @@ class ModelInfo(BaseModel):
     arguments: dict[str, Any]  # all those of the algorithm
     backbone: str
     channels: Literal[1, 3]
-    image_norm: SourcePixels | Readings | None = None  # see image_norm.py
+    image_norm: SourcePixels | View | Readings | None = None  # see readings.py
     pose: bool = False  # see pose.py
     # Images are resized to this square without cropping, and scaled to [0, 1].
     image_size: int = Field(ge=1, le=MAX_IMAGE_SIZE)

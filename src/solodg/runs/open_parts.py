@@ -1,7 +1,7 @@
-"""The parts of the adaptation that a configuration leaves open, and the readings to decide between.
+"""The parts of the adaptation that a configuration leaves open, and the choices for each.
 
-A part is image norm or pose. A reading is one combination of parts; runs/evidence.py decides
-between the readings on source domains that are held out.
+A part is image norm, in one of several sets of readings, or pose. runs/evidence.py decides between
+the combinations of parts on source domains that are held out.
 """
 
 import itertools
@@ -10,32 +10,36 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from solodg.models.image_norm import ImageNorm, readings_of
+from solodg.readings import ImageNorm, Reading, readings_of
 from solodg.runs.config import AUTO, ResolvedConfig
+from solodg.runs.defaults import is_closed_form
 from solodg.runs.domain_rotations import DomainRotations
 
-NORM_FROM_RANDOM: ImageNorm = 100.0  # source pixels that `auto` tries
+# What `auto` tries: source pixels, or several readings.
+NORM_FROM_RANDOM: ImageNorm = 100.0
 NORM_FROM_WEIGHTS: ImageNorm = (0.0, 3000.0, 300.0)
+NORMS_OF_RIDGE: tuple[ImageNorm, ...] = ((0.0, 300.0), (0.0, 300.0, "line:300", "zoom:300"))
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One way to read images: with or without image norm, with or without pose."""
+class Combination:
+    """One combination of parts: with or without image norm, with or without pose."""
 
     image_norm: ImageNorm  # None: off
     pose: bool
 
     def __str__(self) -> str:
+        readings = readings_of(self.image_norm)
         words = [
-            "image norm" if self.image_norm is not None else "",
+            f"image norm {', '.join(map(str, readings))}" if readings else "",
             "pose" if self.pose else "",
         ]
         return " and ".join(filter(None, words)) or "plain"
 
     @property
-    def readings(self) -> tuple[float, ...]:
-        """Returns the source pixels of the backbone's readings."""
-        return readings_of(self.image_norm) or (0.0,)
+    def readings(self) -> tuple[Reading, ...]:
+        """Returns the readings of the backbone."""
+        return readings_of(self.image_norm) or (Reading(),)
 
 
 class PartDecision(BaseModel):
@@ -52,14 +56,14 @@ class PartDecision(BaseModel):
 
 
 class Candidates(NamedTuple):
-    """The readings between which the folds decide; the first one is used if there is no gain."""
+    """What the folds decide between; the first combination is used if there is no gain."""
 
-    readings: list[Reading]
+    combinations: list[Combination]
     refused: list[PartDecision]  # parts that need no folds to be off
 
     def all_refused(self, why: str) -> "Candidates":
         """Returns what is left if nothing can be tried: every open part is off, and why."""
-        first, last = self.readings[0], self.readings[-1]
+        first, last = self.combinations[0], self.combinations[-1]
         open_parts = [
             name
             for name, is_open in (
@@ -73,29 +77,26 @@ class Candidates(NamedTuple):
 
     @property
     def with_pose(self) -> bool:
-        """Returns whether some reading undoes the rotation of images."""
-        return any(reading.pose for reading in self.readings)
+        """Returns whether some combination undoes the rotation of images."""
+        return any(combination.pose for combination in self.combinations)
 
     def all_parts(self, config: ResolvedConfig) -> ResolvedConfig:
         """Returns the configuration of a network that can read images in all these ways."""
-        union = tuple(dict.fromkeys(number for r in self.readings for number in r.readings))
+        union = tuple(dict.fromkeys(r for tried in self.combinations for r in tried.readings))
         values = {
-            "image_norm": union if any(union) else 0,
+            "image_norm": tuple(r.value for r in union) if union != (Reading(),) else 0,
             "pose": "on" if self.with_pose else "off",
         }
         return config.model_copy(update=values)
 
 
 def candidates(config: ResolvedConfig, rotations: DomainRotations | None) -> Candidates:
-    """Returns the readings that are open.
+    """Returns the combinations of open parts.
 
     Where pose is open, the `rotations` of the source domains decide whether it is tried; without
     them (None) it is.
     """
     refused: list[PartDecision] = []
-    norms: list[ImageNorm] = [config.image_norm or None]  # type: ignore[list-item]
-    if config.image_norm == AUTO:
-        norms = [None, NORM_FROM_WEIGHTS if config.starts_from_weights else NORM_FROM_RANDOM]
     poses = [config.pose == "on"]
     if config.pose == AUTO:
         why = ""
@@ -109,4 +110,14 @@ def candidates(config: ResolvedConfig, rotations: DomainRotations | None) -> Can
             )
         poses = [False] if why else [False, True]
         refused = [PartDecision(part="pose", on=False, why=why)] if why else []
-    return Candidates([Reading(n, p) for n, p in itertools.product(norms, poses)], refused)
+    tried = itertools.product(_norms(config), poses)
+    return Candidates([Combination(norm, pose) for norm, pose in tried], refused)
+
+
+def _norms(config: ResolvedConfig) -> list[ImageNorm]:
+    """Returns the settings of image norm to decide between, or the one that is given."""
+    if config.image_norm != AUTO:
+        return [config.image_norm or None]
+    if is_closed_form(config):
+        return [None, *NORMS_OF_RIDGE]
+    return [None, NORM_FROM_WEIGHTS if config.starts_from_weights else NORM_FROM_RANDOM]

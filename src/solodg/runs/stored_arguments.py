@@ -28,6 +28,7 @@ _ALGORITHMS: dict[str, Arguments] = {
     "masf": {"inner_rate": 1e-5, "temperature": 2.0, "metric_weight": 0.005, "margin": 10.0},
     "mixstyle": {"probability": 0.5, "concentration": 0.1},
     "mldg": {"alpha": 0.5, "beta": 1.0, "second_order": True},
+    "ridge": {},
     "rsc": {"feature_share": 1 / 3, "image_share": 1 / 3},
     "solo": {
         "posterior": "hierarchical",
@@ -56,6 +57,7 @@ _ALGORITHMS: dict[str, Arguments] = {
         "prior_weight": 1.0,
         "kl_weight": 1e-4,
     },
+    "solo_plus": {"classifier": "linear"},
     "ttt": {"rotation_weight": 1.0},
 }
 _VARIANTS: dict[tuple[str, str], Arguments] = {

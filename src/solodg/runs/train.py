@@ -20,7 +20,7 @@ from solodg.data.transforms import AUGMENTATIONS, unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
 from solodg.progress import NoProgress, Progress, Say
-from solodg.runs import checkpoint
+from solodg.runs import checkpoint, closed_form
 from solodg.runs.build import (
     describe_model,
     feature_store,
@@ -191,6 +191,9 @@ def _train(
         f"{len(source.train)} training images of {len(source.domain_names)} domains, "
         f"{len(source.val)} to validate; {images_a_step} images a step."
     )
+    if algorithm.closed_form:
+        _solve(setup, algorithm, source, folder, save_model=save_model)
+        return
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     if setup.backbone.pose is not None and not on_first(fabric, (folder / STATE).is_file):
@@ -213,6 +216,22 @@ def _train(
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
                 advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
+
+
+def _solve(
+    setup: _Setup, algorithm: Algorithm, source: SourceData, folder: Path, *, save_model: bool
+) -> None:
+    """Solves the classifier of an algorithm that has a closed form.
+
+    Without `save_model` only its metrics are kept.
+    """
+    work = setup.work
+    centres = source.train.balanced(setup.config.centre_images, setup.config.seed)
+    state = TrainingState(algorithm, algorithm, None, algorithm, step=1)
+    closed_form.solve(work, algorithm, source)
+    with metrics_log(work.fabric, folder) as log:
+        selected = folder if save_model else None
+        on_first(work.fabric, partial(_select, setup, state, source.val, centres, log, selected))
 
 
 def _select(

@@ -1,0 +1,140 @@
+"""Ridge regression on the features of a frozen backbone, in closed form: no steps, no step size.
+
+The embedding of every reading is square-rooted (with its sign), which brings out the many small
+features. In training each reading is an image of its own; at test the readings of an image are
+averaged. How much the weights shrink is chosen by leaving each source domain out. Regression gives
+scores and no probabilities: one factor, chosen on source validation images that are classified
+without their own domain, makes logits of them.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+from torch.nn import functional as F
+
+from solodg.algorithms.base import Batches
+from solodg.algorithms.erm import ERM
+from solodg.algorithms.ridge_sums import RidgeSums, total
+from solodg.models.extractor import Extractor
+
+SHRINKAGES = (0.1, 0.3, 1.0, 3.0, 10.0)
+DEFAULT_SHRINKAGE = 1.0  # where there is no second domain to choose it on
+DomainSums = dict[int, list[RidgeSums]]  # source domain -> sums of each reading
+
+
+class Ridge(ERM):
+    """A linear classifier on square-rooted embeddings, solved and not trained."""
+
+    closed_form = True
+
+    def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
+        super().__init__(backbone, num_classes=num_classes)
+        self.requires_grad_(False)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Returns the square-rooted embedding (B, D), averaged over the readings."""
+        return square_rooted(self.backbone.embed_each(x)).mean(0)
+
+    @torch.no_grad()
+    def solve(self, train: Batches, val: Batches) -> None:
+        """Computes the classifier from source training images, and calibrates it on `val`."""
+        by_reading = self.domain_sums(train)
+        sums = {domain: total(readings) for domain, readings in by_reading.items()}
+        shrinkage, without = DEFAULT_SHRINKAGE, {}
+        if len(sums) > 1:
+            without = {out: total([s for d, s in sums.items() if d != out]) for out in sums}
+            shrinkage = self._best_shrinkage(without, train)
+        weight, bias = total(list(sums.values())).solve(shrinkage)
+        self._set(weight, bias)
+        solutions = {domain: rest.solve(shrinkage) for domain, rest in without.items()}
+        factor = _best_factor(*self._scores(solutions, val))
+        self._set(factor * weight, factor * bias)
+
+    @torch.no_grad()
+    def solve_without(self, sums: DomainSums, domain: int, readings: Sequence[int]) -> None:
+        """Computes the classifier from the sums of these readings of all domains but one."""
+        rest = [of[number] for d, of in sums.items() if d != domain for number in readings]
+        self._set(*total(rest).solve(DEFAULT_SHRINKAGE))
+
+    @torch.no_grad()
+    def domain_sums(self, train: Batches) -> DomainSums:
+        """Returns the sums of each source domain and reading; classes of a domain weigh the same.
+
+        Sums of more domains, or of fewer readings, need no second pass over the images.
+        """
+        counts = self._class_counts(train)
+        sums: DomainSums = {}
+        for batch in train():
+            for domain in batch.domain.unique().tolist():
+                own = batch.domain == domain
+                each = square_rooted(self.backbone.embed_each(batch.x[own]))  # (R, B, D)
+                y = batch.y[own]
+                weight = (1 / counts[domain][y]).to(each.dtype)
+                if domain not in sums:
+                    zero = (each.shape[2], self.num_classes, each.device)
+                    sums[domain] = [RidgeSums.zero(*zero) for _ in each]
+                for of_reading, z in zip(sums[domain], each, strict=True):
+                    of_reading.add_images(z, y, weight)
+        return dict(sorted(sums.items()))
+
+    def _class_counts(self, train: Batches) -> dict[int, Tensor]:
+        """Returns how many images of each class (C,) each source domain has."""
+        counts: dict[int, Tensor] = {}
+        for batch in train():
+            for domain in batch.domain.unique().tolist():
+                found = torch.bincount(batch.y[batch.domain == domain], minlength=self.num_classes)
+                counts[domain] = counts.get(domain, torch.zeros_like(found)) + found
+        return counts
+
+    def _set(self, weight: Tensor, bias: Tensor) -> None:
+        self.classifier.weight.copy_(weight)
+        self.classifier.bias.copy_(bias)
+
+    def _best_shrinkage(self, without: dict[int, RidgeSums], train: Batches) -> float:
+        """Returns the shrinkage with the best mean accuracy on domains that are left out."""
+        solved = {d: [s.solve(value) for value in SHRINKAGES] for d, s in without.items()}
+        right = {domain: torch.zeros(len(SHRINKAGES)) for domain in without}
+        images = dict.fromkeys(without, 0)
+        for batch in train():
+            z = self.embed(batch.x).double()
+            for domain in batch.domain.unique().tolist():
+                own = batch.domain == domain
+                images[domain] += int(own.sum())
+                for place, (weight, bias) in enumerate(solved[domain]):
+                    chosen = (z[own] @ weight.T + bias).argmax(1)
+                    right[domain][place] += (chosen == batch.y[own]).sum().cpu()
+        mean = torch.stack([right[d] / images[d] for d in without]).mean(0)
+        return SHRINKAGES[int(mean.argmax())]
+
+    def _scores(
+        self, solutions: dict[int, tuple[Tensor, Tensor]], val: Batches
+    ) -> tuple[Tensor, Tensor]:
+        """Returns scores (N, C) and classes (N,) of images, each without its own domain."""
+        scores, labels = [], []
+        for batch in val():
+            z = self.embed(batch.x)
+            found = self.classifier(z).double()
+            for domain, (weight, bias) in solutions.items():
+                own = batch.domain == domain
+                found[own] = z[own].double() @ weight.T + bias
+            scores.append(found)
+            labels.append(batch.y)
+        return torch.cat(scores), torch.cat(labels)
+
+
+def square_rooted(z: Tensor) -> Tensor:
+    """Returns the square root of the size of each number, with its sign."""
+    return z.sign() * z.abs().sqrt()
+
+
+def _best_factor(scores: Tensor, labels: Tensor) -> float:
+    """Returns the factor of the scores with the lowest cross-entropy."""
+
+    def cross_entropy(log_factor: float) -> float:
+        return float(F.cross_entropy(math.exp(log_factor) * scores, labels))
+
+    found = minimize_scalar(cross_entropy, bounds=(-3.0, 6.0), method="bounded")
+    return math.exp(float(found.x))
