@@ -93,7 +93,7 @@ def test_several_readings_are_averaged(name: str) -> None:
         one = build_backbone(name, image_size=64, image_norm=number).eval()
         one.load_state_dict(several.state_dict())
         each.append(one(x))
-        with several.reading_as([number]):
+        with several.reading_as([Reading(number)]):
             torch.testing.assert_close(several(x).embedding, each[-1].embedding)
     found = several(x)
     for part in ("embedding", "style"):

@@ -180,9 +180,9 @@ def test_a_backbone_reads_images_upright_in_training_a_share_of_them() -> None:
     backbone.eval()
     plain.eval()
     assert backbone.pose is not None
-    with backbone.reading_as([0.0], upright=True):
+    with backbone.reading_as([Reading()], upright=True):
         torch.testing.assert_close(backbone.embed(x), plain.embed(backbone.pose(x)))
-    with backbone.reading_as([0.0], upright=False):
+    with backbone.reading_as([Reading()], upright=False):
         torch.testing.assert_close(backbone.embed(x), plain.embed(x))
     assert backbone.readings == (Reading(0), Reading(9))
     assert backbone.upright == 1

@@ -114,12 +114,19 @@ class Backbone(Extractor):
         """Returns images with their rotation undone, in training a random share of them."""
         if self.pose is None or not self.upright:
             return x
+        if not self.training or self.upright == 1:
+            return self._rotated_back(x)
+        chosen = torch.rand(len(x), device=x.device) < self.upright
+        if not chosen.any():
+            return x
+        return x.index_put((chosen,), self._rotated_back(x[chosen]))
+
+    def _rotated_back(self, x: Tensor) -> Tensor:
+        """Returns all images with their rotation undone."""
+        assert self.pose is not None
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # too coarse for angles
             upright: Tensor = self.pose(x)
-        if not self.training or self.upright == 1:
-            return upright
-        chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < self.upright
-        return torch.where(chosen, upright, x)
+        return upright
 
     def _mean_reading(self, rows: Tensor) -> Tensor:
         """Averages features over the readings: (readings * B, D) -> (B, D)."""

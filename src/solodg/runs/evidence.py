@@ -36,7 +36,7 @@ LEAST_GAIN = 1.0  # points of accuracy that a part must bring
 # Training images of all folds together, as a share of those of the training itself. Where pose is
 # tried, each fold trains a pose network too, so that fewer images cost as much time.
 EVIDENCE_BUDGET = 0.8
-EVIDENCE_BUDGET_WITH_POSE = 0.6
+EVIDENCE_BUDGET_WITH_POSE = 0.4
 _MAX_IMAGES = 1000  # of a held-out domain that are scored
 
 
