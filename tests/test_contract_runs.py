@@ -44,10 +44,11 @@ class StopsAt:
 
 
 TRICKS = {"weight_average": 0.9, "decay": "cosine", "label_smoothing": 0.1}
+LINEAR = {"linear_steps": 3, "decay": "cosine"}  # the run is stopped in the middle of them
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in ALGORITHMS), ("erm", TRICKS)]
+    ("name", "options"), [*((name, {}) for name in ALGORITHMS), ("erm", TRICKS), ("erm", LINEAR)]
 )
 def test_a_stopped_run_resumes_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options

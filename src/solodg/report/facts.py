@@ -54,6 +54,8 @@ def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
     words.append(f"learning rate {config.learning_rate:g}")
     if not config.freeze_backbone:
         words.append(f"of the backbone {config.backbone_learning_rate:g}")
+    if config.linear_steps:
+        words.append(f"{config.linear_steps} linear steps")
     words.append(f"{config.decay or 'constant'} decay")
     words.append(f"label smoothing {config.label_smoothing or 0:g}")
     if config.weight_average:
