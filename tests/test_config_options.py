@@ -58,6 +58,7 @@ def test_evaluate_shares_options_with_train() -> None:
         ("freeze_norm", bool | None, ["--freeze-norm", "--train-norm"]),
         ("pretrained", bool | None, ["--pretrained"]),
         ("channels", int | None, ["--channels"]),
+        ("weight_average", str | None, ["--weight-average"]),
         ("linear_steps", int | None, ["--linear-steps"]),
         ("decay", str | None, ["--decay"]),
         ("image_norm", str | None, ["--image-norm"]),

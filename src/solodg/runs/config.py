@@ -13,9 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from solodg.inference import MAX_IMAGE_SIZE
 from solodg.pixels import ordered_window
 from solodg.readings import as_image_norm
-from solodg.runs.option import option
+from solodg.runs.option import option, weight_average_of
 
 Decay = Literal["cosine", "constant", "step"]
+SWAD: Literal["swad"] = "swad"  # dense average of the weights: runs/dense_average.py
+WeightAverage = float | Literal["swad"] | None
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
 # a recipe they mean the same as None.
@@ -149,11 +151,11 @@ class RunConfig(BaseModel):
         ge=0,
         lt=1,
     )
-    weight_average: float | None = option(
+    weight_average: WeightAverage = option(
         None,
-        "Validate and save a moving average of the weights, with this decay, e.g. 0.99.",
-        gt=0,
-        lt=1,
+        "Validate and save a moving average of the weights, with this decay, e.g. 0.99. swad: save "
+        "the mean of the weights of all steps while the source validation loss is low.",
+        metavar="DECAY|swad",
     )
     decay: Decay | None = option(
         None,
@@ -234,6 +236,7 @@ class RunConfig(BaseModel):
         """Reads YAML's `on` and `off`, which are true and false to it, as words."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
+    _read_average = field_validator("weight_average", mode="before")(weight_average_of)
     _check_window = field_validator("window")(ordered_window)
 
     @property

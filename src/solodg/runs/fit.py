@@ -20,7 +20,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from solodg.algorithms import Algorithm
-from solodg.runs.config import Decay
+from solodg.runs.config import SWAD, Decay, WeightAverage
+from solodg.runs.dense_average import DenseAverage
 from solodg.runs.training_state import TrainingState
 from solodg.seeding import derive, torch_generator
 from solodg.types import Batch, Episode, Transform
@@ -44,7 +45,7 @@ class Schedule:
     weight_decay: float
     seed: int
     decay: Decay = "constant"  # of the learning rates
-    average: float | None = None  # decay of a moving average of the weights, which is then kept
+    average: WeightAverage = None  # of the weights: decay of a moving average, or SWAD
     stop: int | None = None  # end here, earlier than `steps`; the learning rates do not change
     linear_steps: int = 0  # first steps, which leave the backbone's parameters as they are
 
@@ -52,6 +53,14 @@ class Schedule:
     def last(self) -> int:
         """Returns the step after which training ends."""
         return self.stop or self.steps
+
+    @property
+    def averages_after(self) -> int:
+        """Returns the step after which SWAD begins: it leaves linear steps out, if others follow.
+
+        In these the validation loss may stop falling before the backbone is trained at all.
+        """
+        return self.linear_steps if self.linear_steps < self.last else 0
 
     def factor(self, step: int) -> float:
         """Returns the factor of the learning rates at a step; the first step is 1.
@@ -76,9 +85,11 @@ def start(fabric: Fabric, algorithm: Algorithm, schedule: Schedule) -> TrainingS
     """Prepares an algorithm for training: puts it on its device and gives it an optimizer."""
     model, optimizer = fabric.setup(algorithm, build_optimizer(algorithm, schedule))
     model.mark_forward_method("losses")
-    validated = algorithm if schedule.average is None else copy.deepcopy(algorithm)
+    moving = isinstance(schedule.average, float)
+    validated = copy.deepcopy(algorithm) if moving else algorithm
+    dense = DenseAverage(algorithm.train()) if schedule.average == SWAD else None
     precision = fabric.strategy.precision
-    return TrainingState(algorithm, model, optimizer, validated, precision=precision)
+    return TrainingState(algorithm, model, optimizer, validated, dense=dense, precision=precision)
 
 
 def fit(
@@ -94,11 +105,14 @@ def fit(
     (LP-FT; Kumar et al., ICLR 2022); the statistics of its BatchNorms, unless they are frozen, are
     updated as in all other steps.
 
-    Between two steps the caller may log, validate and save: `state` is complete then.
+    Between two steps the caller may log, validate and save: `state` is complete then. With SWAD
+    training ends once validation losses have ended the average.
     """
     rates = [group["lr"] for group in state.optimizer.param_groups]
     episodes = loader.episodes(state.step, schedule.last, fabric.global_rank)
     for step, episode in enumerate(episodes, start=state.step + 1):
+        if state.ended:
+            return
         for group, rate in zip(state.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * schedule.factor(step)
         inputs = _to_inputs(fabric, episode, transform, schedule.seed, step)
@@ -106,8 +120,10 @@ def fit(
         state.model.train()
         held = state.algorithm.backbone.parameters() if step <= schedule.linear_steps else ()
         losses = update(state.model, state.optimizer, inputs, fabric.backward, held)
-        if schedule.average is not None:
+        if isinstance(schedule.average, float):
             _average(state.validated, state.algorithm, schedule.average, step)
+        elif state.dense is not None and step > schedule.averages_after:
+            state.dense.add(state.algorithm, step)
         state.step = step
         yield step, losses
 
