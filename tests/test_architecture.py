@@ -77,14 +77,14 @@ MODULES = {
     "runs": """
         __init__ allocator option
         config model_info origin predictions statistics stored_arguments
-        defaults devices metrics metrics_log presets tables
+        defaults dense_average devices metrics metrics_log presets tables
         training_state
         fit feature_cache
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
         open_parts workplace
-        evidence
+        evidence selection
         closed_form
         pose_training
         folds

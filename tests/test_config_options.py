@@ -58,6 +58,8 @@ def test_evaluate_shares_options_with_train() -> None:
         ("freeze_norm", bool | None, ["--freeze-norm", "--train-norm"]),
         ("pretrained", bool | None, ["--pretrained"]),
         ("channels", int | None, ["--channels"]),
+        ("weight_average", str | None, ["--weight-average"]),
+        ("linear_steps", int | None, ["--linear-steps"]),
         ("decay", str | None, ["--decay"]),
         ("image_norm", str | None, ["--image-norm"]),
         ("backbone_learning_rate", float | None, ["--backbone-learning-rate"]),
@@ -76,7 +78,9 @@ def test_help_ends_with_the_default_of_the_field() -> None:
     options = {p.name: declaration(p)[1].help for p in options_of(RunConfig)[1:]}
     assert options["batch_size"].endswith("default: 32[/dim]")
     assert options["seed"].endswith("default: 0[/dim]")
-    assert options["steps"].endswith("; 600 with a frozen backbone; none for ridge[/dim]")
+    assert options["steps"].endswith(
+        "default: 2000; 600 with a frozen backbone; none for ridge[/dim]"
+    )
     assert "default" not in options["pretrained"]
 
 

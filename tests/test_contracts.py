@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS, build_algorithm
@@ -14,7 +15,7 @@ from solodg.models.backbones import build_backbone
 from solodg.runs import checkpoint
 from solodg.runs.config import RunConfig
 from solodg.runs.defaults import algorithm_arguments, resolve
-from solodg.runs.fit import Schedule, build_optimizer
+from solodg.runs.fit import Schedule, build_optimizer, fit, start
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.open_parts import candidates
 from solodg.types import Batch, Episode
@@ -107,6 +108,30 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, va
     assert sum(values[-5:]) < sum(values[:5])
     if variant != "literal":  # which does not start from random weights: see docs/method.md
         assert sum(values[-5:]) < 0.5 * sum(values[:5])
+
+
+class Listed:
+    """Episodes from a list."""
+
+    def __init__(self, listed: list[Episode]) -> None:
+        self.listed = listed
+
+    def episodes(self, start: int, stop: int, rank: int = 0):
+        yield from self.listed[start:stop]
+
+
+@pytest.mark.parametrize(("name", "variant"), TRAINED)
+def test_linear_steps_train_all_but_the_backbone(toy, name: str, variant: str) -> None:
+    algorithm = build(name, variant)
+    schedule = Schedule(4, 4, 1e-2, 1e-2, 0.1, 0, linear_steps=2)
+    before = {n: p.detach().clone() for n, p in algorithm.named_parameters()}
+    fabric, loader = Fabric(accelerator="cpu", devices=1), Listed(episodes(toy, 4, 2, 6))
+    state = start(fabric, algorithm, schedule)
+    for step, _ in fit(fabric, state, loader, lambda x, generator: x, schedule):
+        moved = {n for n, p in algorithm.named_parameters() if not torch.equal(p, before[n])}
+        of_backbone = {n for n in moved if n.startswith("backbone.")}
+        assert moved - of_backbone
+        assert bool(of_backbone) == (step > 2)
 
 
 @pytest.mark.parametrize(("name", "variant"), TRAINED)

@@ -111,10 +111,10 @@ def _is_first_process() -> bool:
 
 
 def _show_selection(folder: Path) -> None:
-    from solodg.runs.checkpoint import selection
+    from solodg.runs.checkpoint import selected_steps, selection
 
     chosen = selection(folder)
     accuracy = 100 * chosen["validation"]["accuracy"]
-    out.print(f"Selected step {chosen['step']}: source validation accuracy {accuracy:.1f}%.")
+    out.print(f"Selected {selected_steps(chosen)}: source validation accuracy {accuracy:.1f}%.")
     out.print(f"Model: {folder}")
     out.print(f"Next: solodg evaluate {folder}", style="dim")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from solodg.readings import readings_of
 from solodg.report.predictions import ScoredRun
-from solodg.runs.checkpoint import selection
+from solodg.runs.checkpoint import selected_steps, selection
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.evidence import Evidence
 from solodg.runs.folder import FINISHED, VERSIONS, read_evidence, read_seconds, read_versions
@@ -25,7 +25,7 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         "source domains": ", ".join(info.source_domains),
         "training": f"{config.steps} steps, seed {config.seed}",
         "settings": _settings(config, info),
-        "selected": f"step {chosen['step']}, "
+        "selected": f"{selected_steps(chosen)}, "
         + ("by leaving one source domain out" if config.select else "by source validation")
         + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
         "protocol": run.protocol,
@@ -54,10 +54,12 @@ def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
     words.append(f"learning rate {config.learning_rate:g}")
     if not config.freeze_backbone:
         words.append(f"of the backbone {config.backbone_learning_rate:g}")
+    if config.linear_steps:
+        words.append(f"{config.linear_steps} linear steps")
     words.append(f"{config.decay or 'constant'} decay")
     words.append(f"label smoothing {config.label_smoothing or 0:g}")
     if config.weight_average:
-        words.append(f"weight average {config.weight_average:g}")
+        words.append(f"weight average {config.weight_average}")
     words.append(f"weight decay {config.weight_decay:g}")
     words.append(f"{config.batch_size} queries, {config.context_images} context images")
     words.append("augmented" if config.augment and not config.freeze_backbone else "not augmented")

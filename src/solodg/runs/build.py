@@ -134,6 +134,7 @@ def make_schedule(config: ResolvedConfig) -> Schedule:
         seed=config.seed,
         decay=config.decay or "constant",
         average=config.weight_average,
+        linear_steps=config.linear_steps or 0,
     )
 
 

@@ -35,17 +35,22 @@ def save_weights(
     *,
     step: int,
     validation: dict[str, float],
+    first_step: int | None = None,
     backbone: nn.Module | None = None,
 ) -> None:
     """Writes the weights of the selected model, with its step and its validation score.
 
+    Weights that are a mean over steps (SWAD) are those of steps `first_step` to `step`.
     An algorithm that was trained on stored features does not contain the `backbone` that computed
     them. Give it, and its weights are saved under the names that a model for images expects.
     """
     state = algorithm.state_dict()
     if backbone is not None:
         state |= {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
-    write_tensors(folder / WEIGHTS, state, {"step": step, "validation": validation})
+    header = {"step": step, "validation": validation}
+    if first_step is not None:
+        header["first_step"] = first_step
+    write_tensors(folder / WEIGHTS, state, header)
 
 
 def load_info(folder: Path) -> ModelInfo:
@@ -79,8 +84,8 @@ def load(folder: Path) -> tuple[Algorithm, ModelInfo]:
         raise unknown_name("algorithm", info.algorithm, ALGORITHMS)
     if not (folder / WEIGHTS).is_file():
         raise UserError(
-            f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation. "
-            "Continue it with the same command and --resume."
+            f"{folder} has no {WEIGHTS} yet: the run has not reached its first validation, or with "
+            "--weight-average swad its end. Continue it with the same command and --resume."
         )
     state, _ = read_tensors(folder / WEIGHTS, checksum_required=info.has_checksum)
     broken = not_finite(state)
@@ -119,16 +124,30 @@ def _build(info: ModelInfo) -> Algorithm:
 
 
 class Selection(BaseModel):
-    """The step whose weights are saved, and their score on source validation images."""
+    """The step whose weights are saved, and their score on source validation images.
+
+    With `first_step` they are the mean of the weights of all steps from that one on.
+    """
 
     step: int
+    first_step: int | None = None
     validation: dict[str, float]
 
 
 def selection(folder: Path) -> dict[str, Any]:
-    """Returns the step and the source-validation score of the saved weights."""
+    """Returns the step and the source-validation score of the saved weights.
+
+    `first_step` is among them where the weights are a mean over steps.
+    """
     _, header = read_tensors(folder / WEIGHTS)
     try:
-        return Selection.model_validate(header).model_dump()
+        return Selection.model_validate(header).model_dump(exclude_none=True)
     except ValidationError as error:
         raise validation_error(f"{folder / WEIGHTS} is damaged", error) from error
+
+
+def selected_steps(chosen: dict[str, Any]) -> str:
+    """Returns a `selection` in words: "step 30", or "mean of steps 10 to 30"."""
+    if "first_step" in chosen:
+        return f"mean of steps {chosen['first_step']} to {chosen['step']}"
+    return f"step {chosen['step']}"

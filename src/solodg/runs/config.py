@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.inference import MAX_IMAGE_SIZE
 from solodg.pixels import ordered_window
-from solodg.readings import Reading
-from solodg.runs.option import option
+from solodg.readings import as_image_norm
+from solodg.runs.option import option, weight_average_of
 
 Decay = Literal["cosine", "constant", "step"]
+SWAD: Literal["swad"] = "swad"  # dense average of the weights: runs/dense_average.py
+WeightAverage = float | Literal["swad"] | None
 
 # Values that turn off what the recipe of an algorithm would turn on (`Algorithm.recipes`). Without
 # a recipe they mean the same as None.
@@ -24,6 +26,7 @@ OFF_VALUES: dict[str, Any] = {
     "pose": "off",
     "label_smoothing": 0,
     "decay": "constant",
+    "linear_steps": 0,
 }
 AUTO: Literal["auto"] = "auto"  # for image norm and pose: as held-out source domains decide
 
@@ -114,6 +117,14 @@ class RunConfig(BaseModel):
     steps: PositiveInt | None = option(
         None, "Training steps.", shown_default="2000; 600 with a frozen backbone; none for ridge"
     )
+    linear_steps: int | None = option(
+        None,
+        "Train all but the backbone for the first N of the steps, at a constant learning rate, "
+        "then everything (LP-FT).",
+        shown_default="0",
+        metavar="N",
+        ge=0,
+    )
     batch_size: PositiveInt = option(
         32, "Images that a step classifies (queries of the meta-target domain)."
     )
@@ -140,11 +151,11 @@ class RunConfig(BaseModel):
         ge=0,
         lt=1,
     )
-    weight_average: float | None = option(
+    weight_average: WeightAverage = option(
         None,
-        "Validate and save a moving average of the weights, with this decay, e.g. 0.99.",
-        gt=0,
-        lt=1,
+        "Validate and save a moving average of the weights, with this decay, e.g. 0.99. swad: save "
+        "the mean of the weights of all steps while the source validation loss is low.",
+        metavar="DECAY|swad",
     )
     decay: Decay | None = option(
         None,
@@ -217,18 +228,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _as_readings(cls, value: Any) -> Any:
         """Reads `auto`, one reading, or several in a list or in one text: "0,300,line:300"."""
-        if value is None or value == AUTO:
-            return value
-        several = value.split(",") if isinstance(value, str) else value
-        if not isinstance(several, list | tuple):
-            several = [several]
-        readings = [Reading.parse(one) for one in several]
-        if not readings or len(set(readings)) < len(readings):
-            raise ValueError("give at least one reading, and each once")
-        if len(readings) > MAX_READINGS:
-            raise ValueError(f"{len(readings)} readings, at most {MAX_READINGS} are allowed")
-        values = tuple(reading.value for reading in readings)
-        return values[0] if len(values) == 1 else values
+        return value if value is None or value == AUTO else as_image_norm(value)
 
     @field_validator("pose", mode="before")
     @classmethod
@@ -236,6 +236,7 @@ class RunConfig(BaseModel):
         """Reads YAML's `on` and `off`, which are true and false to it, as words."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
+    _read_average = field_validator("weight_average", mode="before")(weight_average_of)
     _check_window = field_validator("window")(ordered_window)
 
     @property

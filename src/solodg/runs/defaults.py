@@ -26,6 +26,7 @@ def resolve(config: RunConfig) -> ResolvedConfig:
     _check(config, spec)
     # A classifier on fixed features converges in far fewer steps than a whole network.
     steps = 1 if closed_form else config.steps or (600 if config.freeze_backbone else 2_000)
+    _check_linear_steps(config, steps)
     frozen_norm = config.starts_from_weights if config.freeze_norm is None else config.freeze_norm
     values = {
         "arguments": algorithm_arguments(config),
@@ -116,9 +117,26 @@ def _check(config: RunConfig, spec: DatasetSpec) -> None:
         )
 
 
+def _check_linear_steps(config: RunConfig, steps: int) -> None:
+    """Raises `UserError` where no steps would train the backbone after the linear ones."""
+    if not config.linear_steps:
+        return
+    if config.freeze_backbone:
+        raise UserError(
+            "--linear-steps keeps the backbone as it is at first, --freeze-backbone to the end: "
+            "leave one of them out."
+        )
+    if config.linear_steps >= steps:
+        raise UserError(
+            f"--linear-steps {config.linear_steps}: training has {steps} steps, and some must be "
+            f"left to train the backbone. Give at most {steps - 1}, or --freeze-backbone."
+        )
+
+
 def _check_solved(config: RunConfig) -> None:
     """Raises `UserError` for options of a training that does not take place."""
-    names = ("steps", "learning_rate", "backbone_learning_rate", "validate_every", "weight_average")
+    names = ("steps", "linear_steps", "learning_rate", "backbone_learning_rate", "validate_every",
+             "weight_average")  # fmt: skip
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
     if given:
         raise UserError(

@@ -151,9 +151,15 @@ def _run_fold(
     """Trains a network that reads images in all ways, and scores each on the held-out domain."""
     started = work.clock.seconds
     linear: dict[str, Any] = {"algorithm": "erm", "variant": "default", "arguments": {}}
-    config = options.all_parts(config).model_copy(
-        update=linear | {"steps": steps, "validate_every": steps, "weight_average": None}
-    )
+    # The same share of the steps is linear. Nothing is averaged: a fold compares ways to read an
+    # image by one and the same network, and validates once.
+    shorter = {
+        "steps": steps,
+        "linear_steps": (config.linear_steps or 0) * steps // config.steps,
+        "validate_every": steps,
+        "weight_average": None,
+    }
+    config = options.all_parts(config).model_copy(update=linear | shorter)
     held = held_out_images(source, number, config.seed)
     rest = without_domain(source, number, config.seed)
     if not config.freeze_backbone:

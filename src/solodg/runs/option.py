@@ -1,4 +1,4 @@
-"""Declares a setting that is both a field of a configuration and an option of the command line."""
+"""Declares and reads settings that are fields of a configuration and command-line options."""
 
 from typing import Any
 
@@ -22,3 +22,16 @@ def option(
     """
     extra: dict[str, Any] = {"flag": flag, "shown_default": shown_default, "metavar": metavar}
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
+
+
+def weight_average_of(value: Any) -> float | str | None:
+    """Reads the decay of a moving average, or `swad`; raises `ValueError` for anything else."""
+    if value is None or value == "swad":
+        return None if value is None else "swad"
+    try:
+        decay = float(value)
+    except (TypeError, ValueError):
+        decay = -1.0
+    if not 0 < decay < 1:
+        raise ValueError("give a decay above 0 and below 1, e.g. 0.99, or swad")
+    return decay

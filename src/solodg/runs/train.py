@@ -32,7 +32,7 @@ from solodg.runs.build import (
     with_pseudo_domains,
 )
 from solodg.runs.clock import Clock
-from solodg.runs.config import Machine, ResolvedConfig, RunConfig
+from solodg.runs.config import SWAD, Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.fit import Schedule, fit, start
@@ -50,8 +50,8 @@ from solodg.runs.opened_data import (
 )
 from solodg.runs.origin import describe_origin
 from solodg.runs.pose_training import train_pose
+from solodg.runs.selection import Selection
 from solodg.runs.training_state import STATE, Score, TrainingState
-from solodg.runs.validation import validate
 from solodg.runs.workplace import Workplace
 from solodg.seeding import derive, unchanged_generators
 from solodg.storage import write_json
@@ -149,7 +149,9 @@ def _train_and_select(
     if config.select == LEAVE_ONE_OUT:
         chosen = _best_step(setup, source, schedule, folder / LEAVE_ONE_OUT)
         say(f"Leaving one source domain out: best after {chosen} of {schedule.steps} steps.")
-        schedule = replace(schedule, stop=chosen, validate_every=chosen)
+        # SWAD needs the validations on the way; otherwise the chosen step is the selected one.
+        every = schedule.validate_every if schedule.average == SWAD else chosen
+        schedule = replace(schedule, stop=chosen, validate_every=every)
     _train(setup, source, schedule, folder, save_model=True)
 
     def finish() -> None:
@@ -204,14 +206,13 @@ def _train(
     state.restore(fabric, folder, work.say)
     bar = work.progress.bar("Training", schedule.last, state.step)
     with metrics_log(fabric, folder) as log, bar as advance:
+        selection = _selection(setup, source, centres, log, folder if save_model else None)
         for step, losses in fit(fabric, state, loader, augment, schedule):
             if step % LOG_EVERY == 0 or step == schedule.last:
                 line = {"step": step} | {name: value.item() for name, value in losses.items()}
                 log(line)
             if schedule.validates_at(step):
-                selected = folder if save_model else None
-                select = partial(_select, setup, state, source.val, centres, log, selected)
-                state.best = on_first(fabric, select)
+                state.best = selection.validate(state, is_last=step == schedule.last)
                 on_first(fabric, partial(state.save, folder))
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
                 advance(0, _progress_note(losses["loss"].item(), state.best))
@@ -230,38 +231,15 @@ def _solve(
     state = TrainingState(algorithm, algorithm, None, algorithm, step=1)
     closed_form.solve(work, algorithm, source)
     with metrics_log(work.fabric, folder) as log:
-        selected = folder if save_model else None
-        on_first(work.fabric, partial(_select, setup, state, source.val, centres, log, selected))
+        selection = _selection(setup, source, centres, log, folder if save_model else None)
+        selection.validate(state, is_last=True)
 
 
-def _select(
-    setup: _Setup,
-    state: TrainingState,
-    val: LabelledImages,
-    centres: LabelledImages,
-    log: Log,
-    folder: Path | None,
-) -> Score:
-    """Validates the model, and saves it to `folder` if it is the best so far.
-
-    Returns the best score so far.
-    """
-    model = state.validated.eval()
-    score = validate(model, val, centres, setup.work.fabric.device)
-    accuracy, nll = score.accuracy, -score.negative_nll
-    setup.work.clock.save()
-    log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
-    if state.best is not None and score <= state.best:
-        return state.best
-    if folder is not None:
-        checkpoint.save_weights(
-            folder,
-            model,
-            step=state.step,
-            validation={"accuracy": accuracy, "nll": nll},
-            backbone=setup.backbone if setup.config.freeze_backbone else None,
-        )
-    return score
+def _selection(
+    setup: _Setup, source: SourceData, centres: LabelledImages, log: Log, folder: Path | None
+) -> Selection:
+    stored = setup.backbone if setup.config.freeze_backbone else None
+    return Selection(setup.work, source.val, centres, log, folder, stored)
 
 
 def _progress_note(loss: float, best: Score | None) -> str:
@@ -272,8 +250,12 @@ def _progress_note(loss: float, best: Score | None) -> str:
 def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Path) -> int:
     """Returns the step with the best accuracy on source domains that were not trained on.
 
-    Each source domain is held out once; the accuracies of a step are averaged over them.
+    Each source domain is held out once; the accuracies of a step are averaged over them. With SWAD
+    they are those of the weights of single steps: the held-out domain leaves no validation loss of
+    the others that could choose an average.
     """
+    if schedule.average == SWAD:
+        schedule = replace(schedule, average=None)
     fabric = setup.work.fabric
     curves = []
     for number, name in enumerate(source.domain_names):

@@ -12,6 +12,7 @@ from torch import Tensor
 from solodg.algorithms import Algorithm
 from solodg.errors import UserError, validation_error
 from solodg.progress import Say
+from solodg.runs.dense_average import DenseAverage, DenseState
 from solodg.runs.devices import on_first
 from solodg.runs.metrics_log import drop_lines_after
 from solodg.storage.tensors import read_tensors, write_tensors
@@ -36,7 +37,13 @@ class TrainingState:
     validated: Algorithm  # is scored and saved: `algorithm`, or a moving average of its weights
     step: int = 0  # updates made so far
     best: Score | None = None  # of the model that is saved; None: none has been validated yet
+    dense: DenseAverage | None = None  # of SWAD, which then selects the model that is saved
     precision: Any = None  # of Fabric; holds the gradient scaler of 16-mixed
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether training may end before its last step."""
+        return self.dense is not None and self.dense.ended
 
     def save(self, folder: Path) -> None:
         """Writes the state to `folder`; call it in the first process only."""
@@ -44,10 +51,14 @@ class TrainingState:
         if self.validated is not self.algorithm:
             averages = self.validated.state_dict()
             tensors |= {f"kept.{name}": tensor for name, tensor in averages.items()}
+        if self.dense is not None:
+            tensors |= {f"dense.{name}": mean for name, mean in self.dense.tensors().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
         scaler = {} if self.precision is None else self.precision.state_dict()
         header = {"step": self.step, "best": self.best, "scaler": scaler}
+        if self.dense is not None:
+            header["dense"] = self.dense.state().model_dump()
         write_tensors(folder / STATE, tensors, header)
 
     def restore(self, fabric: Fabric, folder: Path, say: Say = lambda text: None) -> None:
@@ -63,6 +74,9 @@ class TrainingState:
             self.algorithm.load_state_dict(_with_prefix(tensors, "model."))
             if self.validated is not self.algorithm:
                 self.validated.load_state_dict(_with_prefix(tensors, "kept."))
+            if self.dense is not None:
+                means = _with_prefix(tensors, "dense.")
+                self.dense.restore(self.algorithm, means, header.dense)
             self._restore_optimizer(_with_prefix(tensors, "optimizer."))
             if header.scaler:  # states of before have none
                 self.precision.load_state_dict(header.scaler)
@@ -90,6 +104,7 @@ class _Header(BaseModel):
     step: int = 0
     best: Score | None = None
     scaler: dict[str, Any] = Field(default_factory=dict)  # of 16-mixed precision
+    dense: DenseState = Field(default_factory=DenseState)  # of SWAD
 
 
 def _read(folder: Path, say: Say) -> tuple[dict[str, Tensor], _Header]:
