@@ -36,6 +36,8 @@ MODULES = {
     "models": """
         extractor image_norm networks pose views weights
         backbones
+        cut
+        map_backbone
         __init__
     """,
     "data": """
