@@ -77,16 +77,17 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator option
+        __init__ allocator cache_folder option row_files
         config model_info origin predictions statistics stored_arguments
         defaults devices metrics metrics_log presets tables
         training_state
         fit feature_cache
+        map_cache
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
         open_parts workplace
-        evidence
+        evidence selection
         closed_form
         pose_training
         folds
@@ -128,7 +129,7 @@ MODULES = {
     "cli": """
         config_options console options write_errors
         data_table
-        train predict datasets demo bench export report serve study
+        cache train predict datasets demo bench export report serve study
         evaluate explain
         __init__
     """,

@@ -4,7 +4,9 @@ A reading is a view of the image (models/views.py) and the source pixels of imag
 (models/image_norm.py). It is written as `300`, or with its view as `line:300`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from solodg.inference import MAX_READINGS
 
 PLAIN = "plain"
 VIEW_NAMES = (PLAIN, "line", "zoom", "flip", "grey")  # models/views.py has a function for each
@@ -43,6 +45,23 @@ class Reading(NamedTuple):
     def __str__(self) -> str:
         number = f"{self.source_pixels:g}"
         return number if self.view == PLAIN else f"{self.view}:{number}"
+
+
+def parse_readings(value: Any) -> ImageNorm:
+    """Reads one reading, or several in a list or in one text: "0,300,line:300".
+
+    Raises `ValueError` for anything else, for the same reading twice, and for too many.
+    """
+    several = value.split(",") if isinstance(value, str) else value
+    if not isinstance(several, list | tuple):
+        several = [several]
+    readings = [Reading.parse(one) for one in several]
+    if not readings or len(set(readings)) < len(readings):
+        raise ValueError("give at least one reading, and each once")
+    if len(readings) > MAX_READINGS:
+        raise ValueError(f"{len(readings)} readings, at most {MAX_READINGS} are allowed")
+    values = tuple(reading.value for reading in readings)
+    return values[0] if len(values) == 1 else values
 
 
 def readings_of(image_norm: ImageNorm) -> tuple[Reading, ...]:

@@ -133,7 +133,7 @@ class Cut:
             whole = backbone.net(backbone.prepared(x, None))
             early, entering = self._before(backbone.prepared(x, None))
             if entering.ndim != 4:
-                raise _NotExactError(f"what enters them is no map")
+                raise _NotExactError("what enters them is no map")
             rest = self.tail(entering)
             late = rest.maps[len(rest.maps) - self.late_stages :]
             style = torch.cat([early, *map(channel_means, late)], 1)

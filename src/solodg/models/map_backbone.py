@@ -1,5 +1,6 @@
 """Computes features from stored maps: the last stages of a backbone, without its first ones."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -31,6 +32,7 @@ class MapBackbone(Extractor):
         self.readings = backbone.readings
         self.embedding_dim, self.style_dim = backbone.embedding_dim, backbone.style_dim
         self.shape, self.early_dim, self.late_stages = cut.shape, cut.early_dim, cut.late_stages
+        self.row_width = 1 + cut.early_dim + math.prod(cut.shape)  # of each reading
         self.frozen_norm = backbone.frozen_norm
         self._used = list(range(len(self.readings)))  # their places in a row
         self.train(backbone.training)
@@ -78,7 +80,7 @@ class MapBackbone(Extractor):
         Inside, every ImageBatchNorm knows the reading of each row.
         """
         height_first = (self.shape[1], self.shape[2], self.shape[0])
-        width = 1 + self.early_dim + self.shape[0] * self.shape[1] * self.shape[2]
+        width = self.row_width
         blocks = x.view(len(x), -1, width)  # (B, blocks, width)
         drawn: Tensor | None = None
         if every:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
+from solodg.inference import MAX_IMAGE_SIZE
 from solodg.pixels import ordered_window
-from solodg.readings import Reading
+from solodg.readings import parse_readings
 from solodg.runs.option import option
 
 Decay = Literal["cosine", "constant", "step"]
@@ -69,6 +69,13 @@ class RunConfig(BaseModel):
     )
     train_stages: PositiveInt | None = option(
         None, "Fine-tune only the last N stages of the backbone.", shown_default="all"
+    )
+    stored_views: int | None = option(
+        None,
+        "Compute the frozen first stages once, for each training image and this many augmented "
+        "copies of it, and train the last stages on the stored maps; needs --train-stages.",
+        ge=0,
+        le=1000,
     )
     freeze_norm: bool | None = option(
         None,
@@ -152,8 +159,7 @@ class RunConfig(BaseModel):
         "as in the authors' code), or constant.",
         shown_default="cosine from random weights",
     )
-    # Which images of the target are scored; None: test images. Only plans set it, so that methods
-    # can be compared without scoring a test image.
+    # Images of the target that are scored; None: test images. Only plans set it, to use none.
     score_on: Literal["validation"] | None = None
     select: Literal["leave-one-out"] | None = option(
         None,
@@ -217,18 +223,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _as_readings(cls, value: Any) -> Any:
         """Reads `auto`, one reading, or several in a list or in one text: "0,300,line:300"."""
-        if value is None or value == AUTO:
-            return value
-        several = value.split(",") if isinstance(value, str) else value
-        if not isinstance(several, list | tuple):
-            several = [several]
-        readings = [Reading.parse(one) for one in several]
-        if not readings or len(set(readings)) < len(readings):
-            raise ValueError("give at least one reading, and each once")
-        if len(readings) > MAX_READINGS:
-            raise ValueError(f"{len(readings)} readings, at most {MAX_READINGS} are allowed")
-        values = tuple(reading.value for reading in readings)
-        return values[0] if len(values) == 1 else values
+        return value if value is None or value == AUTO else parse_readings(value)
 
     @field_validator("pose", mode="before")
     @classmethod
@@ -252,6 +247,11 @@ class RunConfig(BaseModel):
     def starts_from_weights(self) -> bool:
         """Returns whether the backbone starts from given or published weights."""
         return self.pretrained or self.weights is not None
+
+    @property
+    def reads_stored(self) -> bool:
+        """Returns whether training reads stored features or maps in place of pixels."""
+        return self.freeze_backbone or self.stored_views is not None
 
 
 class ResolvedConfig(RunConfig):
@@ -287,9 +287,10 @@ class Machine(BaseModel):
     )
     cache_dir: Path | None = option(
         None,
-        "Folder in which features of frozen backbones are stored.",
+        "Folder in which features and maps of frozen stages are stored.",
         shown_default="~/.cache/solodg",
     )
+    map_disk_gb: float = option(20.0, "Disk for all stored maps together, in GB.", gt=0, le=1e6)
     download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
     workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
     memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0, le=1e6)

@@ -28,8 +28,9 @@ from solodg.runs.build import (
     make_backbone,
     make_sampler,
     make_schedule,
-    with_features,
+    row_store,
     with_pseudo_domains,
+    with_rows,
 )
 from solodg.runs.clock import Clock
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
@@ -50,8 +51,8 @@ from solodg.runs.opened_data import (
 )
 from solodg.runs.origin import describe_origin
 from solodg.runs.pose_training import train_pose
+from solodg.runs.selection import progress_note, select
 from solodg.runs.training_state import STATE, Score, TrainingState
-from solodg.runs.validation import validate
 from solodg.runs.workplace import Workplace
 from solodg.seeding import derive, unchanged_generators
 from solodg.storage import write_json
@@ -116,17 +117,19 @@ def _train_and_select(
     most = candidates(config, None).all_parts(config) if config.open_parts else config
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(most)
-    store = feature_store(config, machine, backbone, fabric.device, progress)
-    source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
+    store = row_store(most, machine, backbone, fabric.device, progress, say, source.kind)
+    source = read_source(source, config, progress, say, store)
     say_guessed_ranges(source, say)
     origin = describe_origin(source, backbone if config.starts_from_weights else None)
     on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels
-    if config.freeze_backbone:
+    if store is not None:
+        make_algorithm(most, backbone, source)  # refuses what cannot read stored features or maps
         with fabric.rank_zero_first():
-            source = with_features(source, store)
+            source = with_rows(source, images, store)
     if config.pseudo_domains:
-        source = with_pseudo_domains(source, images, config, store)
+        features = feature_store(config, machine, backbone, fabric.device, progress)
+        source = with_pseudo_domains(source, images, config, features)
 
     # A run that cannot be trained fails here, before it claims its folder.
     _Setup(work, most, backbone).new_model(source)
@@ -143,6 +146,10 @@ def _train_and_select(
         if not config.freeze_backbone:
             torch.manual_seed(derive(config.seed, "weights"))
             backbone = make_backbone(config)
+        if config.stored_views is not None:  # copies in the readings that were decided on
+            store = row_store(config, machine, backbone, fabric.device, progress, say, images.kind)
+            with fabric.rank_zero_first():
+                source = with_rows(source, images, store)
     on_first(fabric, partial(checkpoint.save_info, folder, describe_model(config, source)))
     setup = _Setup(work, config, backbone)
     schedule = make_schedule(config)
@@ -174,6 +181,18 @@ class _Setup:
         algorithm = make_algorithm(self.config, self.backbone, source)
         return algorithm, make_sampler(self.config, source)
 
+    def select(
+        self,
+        state: TrainingState,
+        val: LabelledImages,
+        centres: LabelledImages,
+        log: Log,
+        folder: Path | None,
+    ) -> Score:
+        """Validates a model and saves it to `folder` if it is the best so far; see `select`."""
+        backbone = self.backbone if self.config.reads_stored else None
+        return select(self.work, state, val, centres, log, folder, backbone)
+
 
 def _train(
     setup: _Setup, source: SourceData, schedule: Schedule, folder: Path, *, save_model: bool
@@ -200,6 +219,7 @@ def _train(
         train_pose(
             work, setup.backbone, source, sampler, augment, steps=config.steps, seed=config.seed
         )
+    selected = folder if save_model else None
     state = start(fabric, algorithm, schedule)
     state.restore(fabric, folder, work.say)
     bar = work.progress.bar("Training", schedule.last, state.step)
@@ -209,12 +229,11 @@ def _train(
                 line = {"step": step} | {name: value.item() for name, value in losses.items()}
                 log(line)
             if schedule.validates_at(step):
-                selected = folder if save_model else None
-                select = partial(_select, setup, state, source.val, centres, log, selected)
-                state.best = on_first(fabric, select)
+                chosen = partial(setup.select, state, source.val, centres, log, selected)
+                state.best = on_first(fabric, chosen)
                 on_first(fabric, partial(state.save, folder))
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
-                advance(0, _progress_note(losses["loss"].item(), state.best))
+                advance(0, progress_note(losses["loss"].item(), state.best))
             advance(1)
 
 
@@ -231,42 +250,7 @@ def _solve(
     closed_form.solve(work, algorithm, source)
     with metrics_log(work.fabric, folder) as log:
         selected = folder if save_model else None
-        on_first(work.fabric, partial(_select, setup, state, source.val, centres, log, selected))
-
-
-def _select(
-    setup: _Setup,
-    state: TrainingState,
-    val: LabelledImages,
-    centres: LabelledImages,
-    log: Log,
-    folder: Path | None,
-) -> Score:
-    """Validates the model, and saves it to `folder` if it is the best so far.
-
-    Returns the best score so far.
-    """
-    model = state.validated.eval()
-    score = validate(model, val, centres, setup.work.fabric.device)
-    accuracy, nll = score.accuracy, -score.negative_nll
-    setup.work.clock.save()
-    log({"step": state.step, "val_accuracy": accuracy, "val_nll": nll})
-    if state.best is not None and score <= state.best:
-        return state.best
-    if folder is not None:
-        checkpoint.save_weights(
-            folder,
-            model,
-            step=state.step,
-            validation={"accuracy": accuracy, "nll": nll},
-            backbone=setup.backbone if setup.config.freeze_backbone else None,
-        )
-    return score
-
-
-def _progress_note(loss: float, best: Score | None) -> str:
-    note = "" if best is None else f", best validation accuracy {100 * best.accuracy:.1f}%"
-    return f"loss {loss:.3f}{note}"
+        on_first(work.fabric, partial(setup.select, state, source.val, centres, log, selected))
 
 
 def _best_step(setup: _Setup, source: SourceData, schedule: Schedule, folder: Path) -> int:
