@@ -36,6 +36,8 @@ MODULES = {
     "models": """
         extractor image_norm networks pose views weights
         backbones
+        cut
+        map_backbone
         __init__
     """,
     "data": """
@@ -75,11 +77,13 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator option
+        __init__ allocator cache_folder option row_files
+        machine
         config model_info origin predictions statistics stored_arguments
         defaults dense_average devices metrics metrics_log presets tables
         training_state
         fit feature_cache
+        map_cache
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
@@ -126,7 +130,7 @@ MODULES = {
     "cli": """
         config_options console options write_errors
         data_table
-        train predict datasets demo bench export report serve study
+        cache train predict datasets demo bench export report serve study
         evaluate explain
         __init__
     """,

@@ -210,7 +210,8 @@ def test_a_full_disk_is_one_clear_line(solodg, trained, tmp_path, monkeypatch) -
 def test_help_teaches(solodg) -> None:
     shown = {"train": "--target", "evaluate": "--adapter", "predict": "stdin",
              "explain": "plane", "report": "no network", "export": "--onnx",
-             "serve": "--max-pixels", "datasets": "--json", "demo": "--steps"}  # fmt: skip
+             "serve": "--max-pixels", "datasets": "--json", "cache": "--clear",
+             "demo": "--steps"}  # fmt: skip
     for command, word in shown.items():
         code, out, _ = solodg(command, "--help")
         assert code == 0

@@ -129,7 +129,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             unique, inverse = np.unique(given, return_inverse=True)
             names, numbers = tuple(str(name) for name in unique), inverse.astype(np.int64)
         everything = np.arange(len(labels))
-        stored = StoredFeatures([(X,)], np.zeros_like(everything), everything, [""] * len(labels))
+        stored = StoredFeatures([X], np.zeros((len(X), 1), np.int64), everything, [""] * len(X))
         train = LabelledImages(stored, labels, numbers, names)
         empty = train.subset([])
         source = SourceData(train, empty, empty, tuple(map(str, self.classes_)), "photo")

@@ -115,11 +115,12 @@ class Algorithm(nn.Module):
 def image_channels(backbone: Extractor, need: str) -> int:
     """Returns the channels of the images that a backbone reads.
 
-    Raises `UserError` where it reads stored features; `need` says why the method needs images.
+    Raises `UserError` where it reads stored features or maps; `need` says why the method needs
+    images.
     """
     if backbone.channels is None:
         raise UserError(
-            f"{need}: it cannot work on stored features of a frozen backbone. Train without "
-            "--freeze-backbone, e.g. with --train-stages."
+            f"{need}: it cannot work on stored features or maps. Train without --freeze-backbone "
+            "and --stored-views, e.g. with --train-stages."
         )
     return backbone.channels

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Algorithm
+from solodg.algorithms.base import Algorithm, image_channels
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 from solodg.models.image_norm import channel_statistics, image_norms, normalise, replace_batch_norms
@@ -163,6 +163,7 @@ class DomainNorm(nn.BatchNorm2d):
 
 def normalised_by_domain(backbone: Extractor, num_domains: int) -> Extractor:
     """Returns a copy of the backbone with a DomainNorm in the place of each BatchNorm."""
+    image_channels(backbone, "dson has norms of its own in every stage")
     backbone = copy.deepcopy(backbone)  # the caller may start another run with it
     if image_norms(backbone):
         raise UserError(
@@ -170,7 +171,7 @@ def normalised_by_domain(backbone: Extractor, num_domains: int) -> Extractor:
         )
     if not replace_batch_norms(backbone, lambda norm: DomainNorm(norm, num_domains)):
         raise UserError(
-            "dson works on BatchNorm, and the backbone has none (or is frozen and runs on stored "
-            "features). Try a backbone with BatchNorm, e.g. resnet18, without --freeze-backbone."
+            "dson works on BatchNorm, and the backbone has none. Try a backbone with BatchNorm, "
+            "e.g. resnet18."
         )
     return backbone

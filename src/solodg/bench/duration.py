@@ -19,6 +19,8 @@ from solodg.data.pseudo_domains import random_domains
 from solodg.data.transforms import unaugmented
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
+from solodg.models.extractor import Extractor, ReadyFeatures
+from solodg.models.map_backbone import MapBackbone
 from solodg.progress import Progress
 from solodg.runs.build import make_algorithm, make_backbone, make_sampler, make_schedule
 from solodg.runs.config import Machine, ResolvedConfig
@@ -79,7 +81,7 @@ def _recorded_seconds(results: Results) -> dict[str, float]:
 
 
 def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
-    """Times a few training steps and, with a frozen backbone, the features of a few images."""
+    """Times a few training steps and, where features or maps are stored, those of a few images."""
     parts = config.open_parts
     config = candidates(config, None).all_parts(config) if parts else config
     source, config = open_source(config, machine)
@@ -90,8 +92,8 @@ def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
     algorithm = make_algorithm(config, backbone, source)
     loader = EpisodeLoader(source.train, make_sampler(config, source), workers=machine.workers)
     episode = loader.load(0)
-    if config.freeze_backbone:
-        episode = _with_random_features(episode, backbone)
+    if config.reads_stored:
+        episode = _with_random_rows(episode, algorithm.backbone)
     schedule = replace(make_schedule(config), stop=_STEPS + 1)
     state = start(fabric, algorithm, schedule)
     moments = [
@@ -99,7 +101,10 @@ def _measured_seconds(config: ResolvedConfig, machine: Machine) -> float:
     ]
     factor = _OVERHEAD + (EVIDENCE_BUDGET if parts else 0.0)
     training = factor * statistics.median(np.diff(moments)) * config.steps
-    return training + (_feature_seconds(source, backbone) if config.freeze_backbone else 0.0)
+    if not config.reads_stored:
+        return training
+    copies = (config.stored_views or 0) / len(backbone.readings)  # each in one reading
+    return training + (1 + copies) * _feature_seconds(source, backbone)
 
 
 class _Repeated(NamedTuple):
@@ -112,12 +117,13 @@ class _Repeated(NamedTuple):
         return itertools.repeat(self.episode, stop - start)
 
 
-def _with_random_features(episode: Episode, backbone: Backbone) -> Episode:
-    """Puts random features in place of the images, which a frozen backbone reads only once."""
-    width = len(backbone.readings) * (backbone.embedding_dim + backbone.style_dim)
+def _with_random_rows(episode: Episode, reader: Extractor) -> Episode:
+    """Puts random features or maps in place of the images, which are read only once."""
+    assert isinstance(reader, ReadyFeatures | MapBackbone)
+    width = len(reader.readings) * reader.row_width
 
     def replaced(half: Batch) -> Batch:
-        return half._replace(x=torch.randn(len(half.y), width))  # (B, readings * (D + S))
+        return half._replace(x=torch.randn(len(half.y), width))  # (B, readings * width)
 
     return episode._replace(source=replaced(episode.source), target=replaced(episode.target))
 

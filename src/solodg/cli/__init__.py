@@ -5,6 +5,7 @@ import sys
 import typer
 
 from solodg.cli.bench import bench
+from solodg.cli.cache import cache
 from solodg.cli.console import err
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
@@ -43,6 +44,7 @@ app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dr
 )
 app.command(epilog="Example: [bold]solodg study runs/first[/bold]")(study)
 app.command()(datasets)
+app.command(epilog="Example: [bold]solodg cache --clear maps[/bold]")(cache)
 app.command()(demo)
 
 USER_MISTAKE = 2

@@ -3,6 +3,8 @@
 import errno
 from pathlib import Path
 
+from solodg.runs.cache_folder import FEATURES, MAPS
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -32,9 +34,9 @@ def write_error(error: OSError, command: str) -> str | None:
         help_text = _CONTINUES.get(command, "Make space and repeat the command.")
     elif error.errno in _FORBIDDEN:
         elsewhere = _ELSEWHERE.get(command, "choose another place")
-        if "features" in Path(str(error.filename)).parts[-2:]:  # see runs.build.feature_store
+        if {FEATURES, MAPS} & {*Path(str(error.filename)).parts[-2:]}:
             option = "--cache-dir or " if command in ("train", "bench") else ""
-            elsewhere = f"name another folder for features with {option}$SOLODG_CACHE"
+            elsewhere = f"name another folder for what is stored with {option}$SOLODG_CACHE"
         help_text = f"Give yourself the permission, or {elsewhere}."
     elif error.errno in _NO_FOLDER:
         elsewhere = _ELSEWHERE.get(command, "choose another place")

@@ -114,9 +114,9 @@ class EpisodeLoader:
     def load(self, step: int, rank: int = 0) -> Episode:
         """Reads the images of one step."""
         drawn = self.sampler(step, rank)
-        return Episode(
-            self.data.batch(drawn.source), self.data.batch(drawn.target), drawn.num_context
-        )
+        generator = numpy_generator(self.sampler.seed, "copies", step, rank)
+        source, target = (self.data.drawn_batch(i, generator) for i in drawn[:2])
+        return Episode(source, target, drawn.num_context)
 
     def episodes(self, start: int, stop: int, rank: int = 0) -> Iterator[Episode]:
         """Yields the episodes of the steps from `start` up to, not including, `stop`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,14 @@ class Images(Protocol):
 
     def keys(self) -> list[str]:
         """Returns a key for every image that changes when the image does."""
+
+
+@runtime_checkable
+class DrawnImages(Protocol):
+    """Images that are stored in several augmented copies."""
+
+    def draw(self, indices: Indices, generator: np.random.Generator) -> Tensor:
+        """Returns the chosen images for training, each in one of its copies, drawn at random."""
 
 
 def digest(content: bytes) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from solodg.data.images import Images, Indices
+from solodg.data.images import DrawnImages, Images, Indices
 from solodg.data.splits import Ints
 from solodg.seeding import numpy_generator
 from solodg.types import Batch
@@ -46,6 +46,20 @@ class LabelledImages:
         chosen = np.asarray(indices, dtype=np.int64)
         return Batch(
             self.images.take(chosen),
+            torch.from_numpy(self.labels[chosen]),
+            torch.from_numpy(self.domains[chosen]),
+        )
+
+    def drawn_batch(self, indices: Indices, generator: np.random.Generator) -> Batch:
+        """Reads the chosen images as a batch for training.
+
+        Where augmented copies of images are stored, it reads one copy of each, drawn at random.
+        """
+        if not isinstance(self.images, DrawnImages):
+            return self.batch(indices)
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Batch(
+            self.images.draw(chosen, generator),
             torch.from_numpy(self.labels[chosen]),
             torch.from_numpy(self.domains[chosen]),
         )

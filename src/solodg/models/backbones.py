@@ -70,8 +70,8 @@ class Backbone(Extractor):
         In training each image goes through one random reading.
         """
         with self._random_readings(x) as drawn:
-            stages = self.net(self._prepared(x, drawn))
-        style = torch.cat([_channel_means(m) for m in stages.maps], 1)
+            stages = self.net(self.prepared(x, drawn))
+        style = torch.cat([channel_means(m) for m in stages.maps], 1)
         if drawn is not None:
             return Features(stages.embedding, style)
         return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
@@ -79,12 +79,12 @@ class Backbone(Extractor):
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of images without computing their style."""
         with self._random_readings(x) as drawn:
-            embedding: Tensor = self.net.embed(self._prepared(x, drawn))
+            embedding: Tensor = self.net.embed(self.prepared(x, drawn))
         return self._mean_reading(embedding) if drawn is None else embedding
 
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
-        rows: Tensor = self.net.embed(self._prepared(x, None))
+        rows: Tensor = self.net.embed(self.prepared(x, None))
         return rows.view(len(self.readings), -1, rows.shape[1])
 
     @contextmanager
@@ -97,7 +97,7 @@ class Backbone(Extractor):
         with drawn_readings(self.net, drawn):
             yield drawn
 
-    def _prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
+    def prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Returns upright, normalised images: each once as drawn, or all once per reading."""
         x = self._upright(x)
         names = [reading.view for reading in self.readings]
@@ -158,7 +158,7 @@ class Backbone(Extractor):
         one reading after the other (readings * B, C, H, W).
         """
         with self._random_readings(x) as drawn:
-            last: Tensor = self.net.last_map(self._prepared(x, drawn))
+            last: Tensor = self.net.last_map(self.prepared(x, drawn))
         return last
 
     def pool(self, last: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Backbone(Extractor):
             shapes.append(getattr(output, "shape", None))
 
         hooks = [module.register_forward_hook(keep_shape) for module in modules]
-        maps = self._blank().maps
+        maps = self.blank().maps
         for hook in hooks:
             hook.remove()
         return modules if shapes == [m.shape for m in maps] and maps[0].ndim == 4 else []
@@ -212,31 +212,29 @@ class Backbone(Extractor):
         if self.pose is not None:
             self.pose.eval()
         if self.frozen_norm:
-            for module in self.modules():
-                if isinstance(module, _BATCH_NORMS):
-                    module.eval()
+            freeze_statistics(self)
         return self
 
     def _probe(self) -> tuple[int, int]:
         """Returns embedding and style dimensions, found on a blank image."""
         try:
-            stages = self._blank()
+            stages = self.blank()
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
                 "Try a larger --image-size, e.g. 224."
             ) from error
-        style = sum(_channel_means(stage).shape[1] for stage in stages.maps)
+        style = sum(channel_means(stage).shape[1] for stage in stages.maps)
         return stages.embedding.shape[1], style
 
     @torch.no_grad()
-    def _blank(self) -> Stages:
+    def blank(self) -> Stages:
         """Returns the stages of a blank image, computed in evaluation mode."""
         training = self.training
         self.eval()
         shape = (1, self.channels, self.image_size, self.image_size)
-        stages: Stages = self.net(self._prepared(torch.zeros(shape, device=self.mean.device), None))
+        stages: Stages = self.net(self.prepared(torch.zeros(shape, device=self.mean.device), None))
         self.train(training)
         return stages
 
@@ -280,7 +278,14 @@ def build_backbone(
     )
 
 
-def _channel_means(stage: Tensor) -> Tensor:
+def freeze_statistics(net: nn.Module) -> None:
+    """Puts every BatchNorm into evaluation mode, in which it keeps its statistics."""
+    for module in net.modules():
+        if isinstance(module, _BATCH_NORMS):
+            module.eval()
+
+
+def channel_means(stage: Tensor) -> Tensor:
     """Averages maps (B, C, H, W) or tokens (B, N, C) over positions: (B, C)."""
     if stage.ndim == 4:  # as tokens, so that the gradient has channels last too
         stage = stage.permute(0, 2, 3, 1).flatten(1, 2)

@@ -22,7 +22,7 @@ class Extractor(nn.Module):
 
     embedding_dim: int  # D
     style_dim: int  # S
-    channels: int | None = None  # of the images that it reads; None: it reads stored features
+    channels: int | None = None  # of the images that it reads; None: stored features or maps
 
     def forward(self, x: Tensor) -> Features:
         """Returns embedding (B, D) and style (B, S) of a batch."""
@@ -69,6 +69,7 @@ class ReadyFeatures(Extractor):
     ) -> None:
         super().__init__()
         self.embedding_dim, self.style_dim = embedding_dim, style_dim
+        self.row_width = embedding_dim + style_dim  # of each reading
         self.readings = tuple(readings)
         self._used = list(range(len(self.readings)))  # their places in a row
 

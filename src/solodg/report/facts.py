@@ -62,5 +62,13 @@ def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
         words.append(f"weight average {config.weight_average}")
     words.append(f"weight decay {config.weight_decay:g}")
     words.append(f"{config.batch_size} queries, {config.context_images} context images")
-    words.append("augmented" if config.augment and not config.freeze_backbone else "not augmented")
+    words.append(_augmentation(config))
     return ", ".join(words)
+
+
+def _augmentation(config: ResolvedConfig) -> str:
+    """Returns how training images are augmented."""
+    if not config.augment or config.freeze_backbone or config.stored_views == 0:
+        return "not augmented"
+    copies = f", {config.stored_views} stored copies of each image" if config.stored_views else ""
+    return f"augmented{copies}"

@@ -1,5 +1,6 @@
 """Builds the parts of a run from its configuration: backbone, features, algorithm, schedule."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,17 +8,22 @@ import torch
 
 from solodg.algorithms import Algorithm, build_algorithm
 from solodg.data import SourceData
+from solodg.data.domains import Kind
 from solodg.data.episodes import EpisodeSampler
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone, build_backbone
+from solodg.models.cut import Cut
 from solodg.models.extractor import Extractor, ReadyFeatures
-from solodg.progress import Progress
+from solodg.models.map_backbone import MapBackbone
+from solodg.progress import Progress, Say
 from solodg.readings import ImageNorm, Reading, readings_of
+from solodg.runs.cache_folder import FEATURES, MAPS, default_cache_dir
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.defaults import algorithm_arguments
-from solodg.runs.feature_cache import FeatureStore, default_cache_dir
+from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.fit import Schedule
+from solodg.runs.map_cache import MapStore
 from solodg.runs.model_info import ModelInfo
 from solodg.seeding import derive
 
@@ -52,6 +58,8 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
     """Builds the algorithm with its initial weights; a frozen backbone gives it features."""
     torch.manual_seed(derive(config.seed, "generators"))
     extractor: Extractor = backbone
+    if config.stored_views is not None:
+        extractor = map_backbone(config, backbone)
     if config.freeze_backbone:
         ready = ready_features(backbone)
         ready.use(readings_of(_decided(config)) or (Reading(),))
@@ -75,6 +83,12 @@ def ready_features(backbone: Backbone) -> ReadyFeatures:
     return ReadyFeatures(backbone.embedding_dim, backbone.style_dim, backbone.readings)
 
 
+def map_backbone(config: ResolvedConfig, backbone: Backbone) -> MapBackbone:
+    """Returns an extractor for stored maps, whose modules are the last stages of a backbone."""
+    assert config.train_stages is not None
+    return MapBackbone(Cut(backbone, config.train_stages))
+
+
 def make_sampler(config: ResolvedConfig, source: SourceData) -> EpisodeSampler:
     """Returns the sampler that draws training episodes from the source domains."""
     return EpisodeSampler(
@@ -94,14 +108,58 @@ def feature_store(
     progress: Progress,
 ) -> FeatureStore:
     """Opens the store of a backbone's features in the cache folder of the machine."""
-    folder = (machine.cache_dir or default_cache_dir()) / "features"
+    folder = (machine.cache_dir or default_cache_dir()) / FEATURES
     return FeatureStore(backbone, config.backbone, folder, device, progress, window=config.window)
+
+
+def row_store(
+    config: ResolvedConfig,
+    machine: Machine,
+    backbone: Backbone,
+    device: torch.device,
+    progress: Progress,
+    say: Say,
+    kind: Kind | None = None,
+) -> FeatureStore | None:
+    """Opens the store that takes the place of images: of maps, of features; None: of neither.
+
+    Augmented copies are stored if the `kind` of the training data is given.
+    """
+    if config.freeze_backbone:
+        return feature_store(config, machine, backbone, device, progress)
+    if config.stored_views is None:
+        return None
+    assert config.train_stages is not None
+    return MapStore(
+        Cut(backbone, config.train_stages),
+        config.backbone,
+        (machine.cache_dir or default_cache_dir()) / MAPS,
+        device,
+        progress,
+        window=config.window,
+        copies=config.stored_views if kind else 0,
+        kind=kind or "photo",
+        disk_gb=machine.map_disk_gb,
+        say=say,
+    )
 
 
 def with_features(source: SourceData, store: FeatureStore) -> SourceData:
     """Returns the source data with stored features in place of its images."""
     parts = iter(store.replace_images([source.train, source.val, source.test]))
     return source.mapped(lambda _: next(parts))
+
+
+def with_rows(source: SourceData, images: SourceData, store: FeatureStore | None) -> SourceData:
+    """Returns the source data with what a store holds of `images` in place of its own images.
+
+    `images` is the same data as pixels, possibly with other domains.
+    """
+    if store is None:
+        return source
+    stored = with_features(images, store)
+    rows = iter([stored.train.images, stored.val.images, stored.test.images])
+    return source.mapped(lambda part: replace(part, images=next(rows)))
 
 
 def with_pseudo_domains(

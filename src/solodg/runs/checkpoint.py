@@ -41,12 +41,14 @@ def save_weights(
     """Writes the weights of the selected model, with its step and its validation score.
 
     Weights that are a mean over steps (SWAD) are those of steps `first_step` to `step`.
-    An algorithm that was trained on stored features does not contain the `backbone` that computed
-    them. Give it, and its weights are saved under the names that a model for images expects.
+    An algorithm that was trained on stored features or maps does not contain the `backbone` that
+    computed them, or its last stages alone. Give it, and its other weights are saved under the
+    names that a model for images expects.
     """
     state = algorithm.state_dict()
     if backbone is not None:
-        state |= {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+        whole = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+        state = whole | state
     header = {"step": step, "validation": validation}
     if first_step is not None:
         header["first_step"] = first_step

@@ -5,7 +5,6 @@ classes. This module needs no torch, so that `solodg --help` is quick. `solodg.r
 a `RunConfig`, whose choices may be open, into a `ResolvedConfig`.
 """
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from solodg.inference import MAX_IMAGE_SIZE
 from solodg.pixels import ordered_window
 from solodg.readings import as_image_norm
+from solodg.runs.machine import Machine as Machine
 from solodg.runs.option import option, weight_average_of
 
 Decay = Literal["cosine", "constant", "step"]
@@ -72,6 +72,13 @@ class RunConfig(BaseModel):
     )
     train_stages: PositiveInt | None = option(
         None, "Fine-tune only the last N stages of the backbone.", shown_default="all"
+    )
+    stored_views: int | None = option(
+        None,
+        "Compute the frozen first stages once, for each training image and this many augmented "
+        "copies of it, and train the last stages on the stored maps; needs --train-stages.",
+        ge=0,
+        le=1000,
     )
     freeze_norm: bool | None = option(
         None,
@@ -163,8 +170,7 @@ class RunConfig(BaseModel):
         "as in the authors' code), or constant.",
         shown_default="cosine from random weights",
     )
-    # Which images of the target are scored; None: test images. Only plans set it, so that methods
-    # can be compared without scoring a test image.
+    # Images of the target that are scored; None: test images. Only plans set it, to use none.
     score_on: Literal["validation"] | None = None
     select: Literal["leave-one-out"] | None = option(
         None,
@@ -254,6 +260,11 @@ class RunConfig(BaseModel):
         """Returns whether the backbone starts from given or published weights."""
         return self.pretrained or self.weights is not None
 
+    @property
+    def reads_stored(self) -> bool:
+        """Returns whether training reads stored features or maps in place of pixels."""
+        return self.freeze_backbone or self.stored_views is not None
+
 
 class ResolvedConfig(RunConfig):
     """All settings that the result of a run depends on, with every open choice made.
@@ -268,33 +279,3 @@ class ResolvedConfig(RunConfig):
     learning_rate: float = Field(gt=0)
     backbone_learning_rate: float = Field(gt=0)
     validate_every: PositiveInt
-
-
-def _default_data_dir() -> Path:
-    from solodg.data.loading import default_data_dir  # late: it imports torch
-
-    return default_data_dir()
-
-
-class Machine(BaseModel):
-    """Where a run reads its data and computes. None of it changes the result of the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    data_dir: Path = Field(
-        default_factory=_default_data_dir,
-        description="Folder that holds the datasets.",
-        json_schema_extra={"shown_default": "$SOLODG_DATA or data"},
-    )
-    cache_dir: Path | None = option(
-        None,
-        "Folder in which features of frozen backbones are stored.",
-        shown_default="~/.cache/solodg",
-    )
-    download: bool = option(False, "Fetch MNIST, Fashion-MNIST or SVHN if missing.")
-    workers: PositiveInt = option(2, "Threads that load training images ahead of the model.")
-    memory_gb: float = option(4.0, "Memory for decoded images, in GB.", gt=0, le=1e6)
-    accelerator: str = option("auto", "Kind of device: auto, cpu, cuda, mps.")
-    strategy: str = option(
-        "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."
-    )

@@ -110,6 +110,8 @@ def _check(config: RunConfig, spec: DatasetSpec) -> None:
         raise UserError(
             "--freeze-backbone needs weights worth freezing: add --pretrained or --weights FILE."
         )
+    if config.stored_views is not None:
+        _check_stored_views(config)
     if config.pose in ("auto", "on") and config.freeze_backbone:
         raise UserError(
             "--pose rotates images, and --freeze-backbone trains on stored features: leave one of "
@@ -130,6 +132,25 @@ def _check_linear_steps(config: RunConfig, steps: int) -> None:
         raise UserError(
             f"--linear-steps {config.linear_steps}: training has {steps} steps, and some must be "
             f"left to train the backbone. Give at most {steps - 1}, or --freeze-backbone."
+        )
+
+
+def _check_stored_views(config: RunConfig) -> None:
+    """Raises `UserError` for options that do not go with stored maps."""
+    given = f"--stored-views {config.stored_views}"
+    if not config.train_stages:
+        raise UserError(
+            f"{given} stores what enters the stages that are trained: say how many these are, e.g. "
+            "--train-stages 2. To store the features of a frozen backbone, use --freeze-backbone."
+        )
+    if config.pose in ("auto", "on"):
+        raise UserError(
+            f"{given} and --pose {config.pose} exclude each other, since stored maps cannot be "
+            "rotated: leave one of them out, or give --pose off."
+        )
+    if config.stored_views and not config.augment:
+        raise UserError(
+            f"{given} stores augmented copies, and --no-augment wants none: use --stored-views 0."
         )
 
 

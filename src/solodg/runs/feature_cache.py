@@ -5,10 +5,7 @@ so that runs with other targets, seeds and algorithms find it again. Its checksu
 features. A damaged file is computed again.
 """
 
-import hashlib
-import io
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,33 +15,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solodg.data.images import Images, Indices, digest
+from solodg.data.images import Indices, digest
 from solodg.data.labelled_images import LabelledImages
 from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
 from solodg.pixels import Window
-from solodg.progress import Progress
+from solodg.progress import Advance, Progress
 from solodg.readings import PLAIN, Reading
+from solodg.runs.row_files import Domain, Member, RowFiles, Rows, by_domain, take_pixels
 
-FeatureArrays = tuple[NDArray[np.float32], ...]  # for each reading, (images, D + S)
+Places = NDArray[np.int64]
 
 
 class StoredFeatures:
     """Stored features in place of the images they were computed from (see `Images`).
 
     A backbone may read an image in several ways (readings.py); each reading has its own features.
+    Those of image i in reading r are row `row[i]` of the array number `array[i, r]`.
     """
 
     def __init__(
         self,
-        files: list[FeatureArrays],
-        file: NDArray[np.int64],
-        row: NDArray[np.int64],
+        arrays: list[Rows],
+        array: Places,
+        row: Places,
         keys: list[str],
+        readings: int | None = None,
     ) -> None:
-        self.files = files
-        self._file, self._row, self._keys = file, row, keys  # where each image's features are
+        self.arrays = arrays
+        self._array, self._row, self._keys = array, row, keys
+        self.readings = readings or array.shape[1]
 
     def __len__(self) -> int:
         return len(self._row)
@@ -52,30 +53,46 @@ class StoredFeatures:
     def take(self, indices: Indices) -> Tensor:
         """Returns the features of some images, each with all readings: (N, readings * (D + S))."""
         chosen = np.asarray(indices, dtype=np.int64)
-        file, row = self._file[chosen], self._row[chosen]
-        width = self.files[0][0].shape[1]
-        out = np.empty((len(chosen), len(self.files[0]), width), dtype=np.float32)
-        for number in np.unique(file):
-            in_file = file == number
-            for place, features in enumerate(self.files[number]):
-                out[in_file, place] = features[row[in_file]]
-        return torch.from_numpy(out.reshape(len(chosen), -1))
+        rows = self._rows(chosen, self._array[chosen])
+        return torch.from_numpy(rows.reshape(len(chosen), -1))
 
     def subset(self, indices: Indices) -> "StoredFeatures":
-        """Returns the features of some images; files that hold none of them are dropped."""
+        """Returns the features of some images; arrays that hold none of them are dropped."""
         chosen = np.asarray(indices, dtype=np.int64)
-        used, renumbered = np.unique(self._file[chosen], return_inverse=True)
-        files = [self.files[n] for n in used] or self.files[:1]
+        array = self._array[chosen]
+        used, renumbered = np.unique(array, return_inverse=True)
+        arrays = [self.arrays[number] for number in used] or self.arrays[:1]
+        array = renumbered.reshape(array.shape).astype(np.int64)
         keys = [self._keys[i] for i in chosen]
-        return StoredFeatures(files, renumbered.astype(np.int64), self._row[chosen], keys)
+        return type(self)(arrays, array, self._row[chosen], keys, self.readings)
 
     def keys(self) -> list[str]:
         """Returns the keys of the images that the features are of."""
         return self._keys
 
+    def _rows(self, chosen: Places, array: Places) -> Rows:
+        """Reads the rows of chosen images in some arrays (N, K): (N, K, width)."""
+        kind, width = self.arrays[0].dtype, self.arrays[0].shape[1]
+        out = np.empty((*array.shape, width), dtype=kind)
+        row = np.broadcast_to(self._row[chosen][:, None], array.shape)
+        for number in np.unique(array):
+            here = array == number
+            out[here] = self.arrays[number][row[here]]
+        return out
+
+
+class Way(NamedTuple):
+    """One way in which every image is stored: a reading, of the image or of an augmented copy."""
+
+    reading: Reading
+    copy: int = 0  # 0: the image itself
+
 
 class FeatureStore:
     """Computes the features of a backbone once and stores them in `folder`."""
+
+    title, number_kind = "Features", "<f4"
+    stored_as: type[StoredFeatures] = StoredFeatures
 
     def __init__(
         self,
@@ -89,161 +106,95 @@ class FeatureStore:
     ) -> None:
         self.backbone, self.folder = backbone, folder
         self.device, self.progress = device, progress
-        self._intact: set[Path] = set()  # files whose checksum was verified
-        state = backbone.state_dict()
-        content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in state.values())
+        self.files = RowFiles()
+        content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in self._weights())
         kind = f"{name} {backbone.channels} {backbone.image_size}"
         if window:  # without one, names are those that earlier versions gave
             kind += f" window {window[0]} {window[1]}"
-        # Features depend on the reading too, which is not among the weights.
-        self.backbone_keys: dict[Reading, str] = {}
-        for reading in backbone.readings:
-            norm = f" image-norm {{{reading.source_pixels}}}" if reading.source_pixels else ""
-            view = f" view {reading.view}" if reading.view != PLAIN else ""
-            self.backbone_keys[reading] = digest(content + f"{kind}{norm}{view}".encode())
+        # What is stored depends on the reading too, which is not among the weights.
+        self.way_keys = {way: digest(content + f"{kind}{self._text(way)}".encode())
+                         for way in self._ways()}  # fmt: skip
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
         """Returns whether the features of all these images are stored."""
-        paths = [path for domain in _domains(parts) for path in self._paths(domain).values()]
-        return all(self._is_intact(path) for path in paths)
+        paths = [path for domain in by_domain(parts) for path in self._paths(domain).values()]
+        return all(self.files.is_intact(path) for path in paths)
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """Returns parts of a dataset with features in place of pixels.
 
         Give all parts at once: the features of a domain, whatever its split, make one file.
         """
-        count = sum(len(part) for part in parts)
+        count, ways = sum(len(part) for part in parts), len(self.way_keys)
         keys = [""] * count
-        files: list[FeatureArrays] = []
-        file = np.zeros(count, dtype=np.int64)
+        arrays: list[Rows] = []
+        array = np.zeros((count, ways), dtype=np.int64)
         row = np.zeros(count, dtype=np.int64)
-        for domain in _domains(parts):
+        domains = by_domain(parts)
+        self._prepare([(path, len(d.members)) for d in domains for path in self._paths(d).values()])
+        for domain in domains:
             for number, member in enumerate(domain.members):
-                keys[member.position] = member.key
-                file[member.position], row[member.position] = len(files), number
-            files.append(self._arrays(domain))
-        stored = StoredFeatures(files, file, row, keys)
+                keys[member.position], row[member.position] = member.key, number
+                array[member.position] = np.arange(len(arrays), len(arrays) + ways)
+            arrays += self._arrays(domain)
+        stored = self.stored_as(arrays, array, row, keys, len(self.backbone.readings))
         ends = np.cumsum([len(part) for part in parts])
         return [
             replace(part, images=stored.subset(np.arange(end - len(part), end)))
             for part, end in zip(parts, ends, strict=True)
         ]
 
-    def _paths(self, domain: "_Domain") -> dict[Reading, Path]:
-        """Returns the file of a domain's features for each reading."""
+    def _ways(self) -> list[Way]:
+        """Returns the ways in which images are stored, in the order of their arrays."""
+        return [Way(reading) for reading in self.backbone.readings]
+
+    def _weights(self) -> Iterable[Tensor]:
+        """Returns the tensors on which the stored rows depend."""
+        return self.backbone.state_dict().values()
+
+    def _text(self, way: Way) -> str:
+        """Returns what names a way in the key of its files."""
+        reading = way.reading
+        norm = f" image-norm {{{reading.source_pixels}}}" if reading.source_pixels else ""
+        return norm + (f" view {reading.view}" if reading.view != PLAIN else "")
+
+    def _prepare(self, wanted: list[tuple[Path, int]]) -> None:
+        """Called before rows are computed, with the files and how many images each is of."""
+
+    @property
+    def _width(self) -> int:
+        return self.backbone.embedding_dim + self.backbone.style_dim
+
+    def _compute(self, pixels: Tensor, members: list[Member], way: Way) -> Tensor:
+        """Returns the rows (B, width) of some images, in the reading that the backbone has."""
+        return torch.cat(self.backbone(to_unit(pixels)), 1)
+
+    def _paths(self, domain: Domain) -> dict[Way, Path]:
+        """Returns the file of a domain's rows for each way."""
         images = digest("\n".join(member.key for member in domain.members).encode())
-        return {
-            reading: self.folder / f"{backbone_key}-{images}.npy"
-            for reading, backbone_key in self.backbone_keys.items()
-        }
+        return {way: self.folder / f"{key}-{images}.npy" for way, key in self.way_keys.items()}
 
-    def _arrays(self, domain: "_Domain") -> FeatureArrays:
-        arrays = []
+    def _arrays(self, domain: Domain) -> list[Rows]:
         paths = self._paths(domain)
-        for number, (reading, path) in enumerate(paths.items(), start=1):
-            if not self._is_intact(path):
-                which = f", reading {number} of {len(paths)}" if len(paths) > 1 else ""
-                with self.backbone.reading_as([reading]):
-                    self._compute(domain.members, f"Features of {domain.name}{which}", path)
-            arrays.append(np.load(path, mmap_mode="r"))
-        return tuple(arrays)
+        for number, (way, path) in enumerate(paths.items(), start=1):
+            if not self.files.is_intact(path):
+                which = f", {number} of {len(paths)}" if len(paths) > 1 else ""
+                shape = (len(domain.members), self._width)
+                with (
+                    self.backbone.reading_as([way.reading]),
+                    self.progress.bar(f"{self.title} of {domain.name}{which}", shape[0]) as advance,
+                ):
+                    batches = self._batches(domain.members, way, advance)
+                    self.files.write(path, shape, self.number_kind, batches)
+        return [self.files.read(path) for path in paths.values()]
 
-    def _is_intact(self, path: Path) -> bool:
-        """Returns whether a file of features exists and is as it was written."""
-        if path not in self._intact and path.is_file() and _has_checksum(path):
-            self._intact.add(path)
-        return path in self._intact
-
-    @torch.no_grad()  # not inference mode: the backbone may be trained afterwards
-    def _compute(self, members: list["_Member"], title: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
-        width = self.backbone.embedding_dim + self.backbone.style_dim
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(members), width)}
-        start = io.BytesIO()
-        np.lib.format.write_array_header_1_0(start, header)
+    def _batches(self, members: list[Member], way: Way, advance: Advance) -> Iterator[Rows]:
         backbone = self.backbone.to(self.device).eval()
         size = inference_batch_size(backbone.channels * backbone.image_size**2)
-        try:
-            # Not written through a memory map: there a full disk would end the process.
-            with (
-                temporary.open("wb") as file,
-                self.progress.bar(title, len(members)) as advance,
-            ):
-                checksum = hashlib.blake2b(start.getvalue(), digest_size=_HASH_BYTES)
-                file.write(start.getvalue())
-                for first in range(0, len(members), size):
-                    chunk = members[first : first + size]
-                    pixels = torch.cat(_take(chunk)).to(self.device)
-                    features = torch.cat(backbone(to_unit(pixels)), 1)
-                    content = features.float().cpu().numpy().astype("<f4").tobytes()
-                    checksum.update(content)
-                    file.write(content)
-                    advance(len(chunk))
-                file.write(checksum.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-_HASH_BYTES = 16
-
-
-def _has_checksum(path: Path) -> bool:
-    """Returns whether a file ends with the checksum of all that comes before."""
-    found = hashlib.blake2b(digest_size=_HASH_BYTES)
-    with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size - _HASH_BYTES
-        while left > 0 and (chunk := file.read(min(left, 2**20))):
-            found.update(chunk)
-            left -= len(chunk)
-        return left == 0 and file.read() == found.digest()
-
-
-class _Member(NamedTuple):
-    """One image of a domain."""
-
-    position: int  # among the images of all parts, one part after another
-    images: Images  # of its part
-    row: int  # among the images of its part
-    key: str
-
-
-class _Domain(NamedTuple):
-    name: str
-    members: list[_Member]  # in the order of their keys, which does not depend on the split
-
-
-def _domains(parts: Sequence[LabelledImages]) -> list[_Domain]:
-    """Groups all images of the parts by domain."""
-    members: dict[int, list[_Member]] = {}
-    position = 0
-    for part in parts:
-        for index, key in enumerate(part.images.keys()):
-            member = _Member(position, part.images, index, key)
-            members.setdefault(int(part.domains[index]), []).append(member)
-            position += 1
-    names = parts[0].domain_names
-    return [
-        _Domain(names[number], sorted(members[number], key=lambda member: member.key))
-        for number in sorted(members)
-    ]
-
-
-def _take(chunk: list[_Member]) -> list[Tensor]:
-    """Reads pixels in the order of the chunk; neighbours of one part are read together."""
-    groups: list[tuple[Images, list[int]]] = []
-    for _, images, index, _ in chunk:
-        if groups and groups[-1][0] is images:
-            groups[-1][1].append(index)
-        else:
-            groups.append((images, [index]))
-    return [images.take(indices) for images, indices in groups]
-
-
-def default_cache_dir() -> Path:
-    """Returns the cache folder of the user: $SOLODG_CACHE, or the usual place."""
-    root = os.environ.get("SOLODG_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "solodg"
+        for first in range(0, len(members), size):
+            chunk = members[first : first + size]
+            pixels = torch.cat(take_pixels(chunk)).to(self.device)
+            with torch.no_grad():  # not inference mode: the backbone may be trained afterwards
+                rows = self._compute(pixels, chunk, way)
+            yield rows.float().cpu().numpy()
+            advance(len(chunk))

@@ -13,11 +13,14 @@ from solodg.algorithms import Algorithm
 from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone
+from solodg.models.extractor import Extractor
+from solodg.models.map_backbone import MapBackbone
 from solodg.progress import Progress, Say
-from solodg.runs.build import feature_store, ready_features, with_features
+from solodg.runs.build import ready_features, row_store, with_features
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.feature_cache import FeatureStore
 from solodg.runs.folder import read_config, read_origin
+from solodg.runs.map_cache import MapStore
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.opened_data import (
     load_dataset,
@@ -33,7 +36,7 @@ class ScoredPart(NamedTuple):
     """The images of one domain: as the algorithm reads them, and as pixels to show."""
 
     role: str  # as in a record
-    images: LabelledImages  # stored features if the backbone is frozen
+    images: LabelledImages  # stored features or maps of frozen stages
     pixels: LabelledImages  # of the same images in the same order
 
 
@@ -43,7 +46,7 @@ class ScoredData(NamedTuple):
     config: ResolvedConfig
     dataset: DomainDataset
     parts: list[ScoredPart]
-    algorithm: Algorithm  # of the loaded model, or a copy of it that reads stored features
+    algorithm: Algorithm  # of the loaded model, or a copy of it that reads what is stored
 
 
 def open_scored(
@@ -62,19 +65,20 @@ def open_scored(
 ) -> ScoredData:
     """Opens the images that a run is scored on, with an algorithm that reads them.
 
-    The features of a frozen backbone are computed once and stored. Then the algorithm is a copy
-    that reads features, unless `needs_images`; the given one stays as it is. `dataset` says where
-    the data lies if it has moved since training. With `same_sources`, source images that are not
-    those of the training are an error; else only the target domains are scored then.
+    The features of a frozen backbone, or the maps of frozen stages (`stored_views`), are computed
+    once and stored. Then the algorithm is a copy that reads these, unless `needs_images`; the given
+    one stays as it is. `dataset` says where the data lies if it has moved since training. With
+    `same_sources`, source images that are not those of the training are an error; else only the
+    target domains are scored then.
     """
     config = _with_overrides(read_config(folder), dataset, skip_bad_images)
     data = load_dataset(config, machine)
     check_classes(data.classes, info)
     store = None
-    if config.freeze_backbone and not needs_images:
+    if config.reads_stored and not needs_images:
         assert isinstance(algorithm.backbone, Backbone)
-        store = feature_store(config, machine, algorithm.backbone, device, progress)
-        algorithm = reading_features(algorithm)
+        store = row_store(config, machine, algorithm.backbone, device, progress, say)
+        algorithm = reading_features(algorithm, store)
     source = source_domains(data, with_shared_groups(config))
     if source.shared_groups:
         data = replace(data, facts=data.facts | {"shared_groups": source.shared_groups})
@@ -82,14 +86,16 @@ def open_scored(
     return ScoredData(config, data, parts, algorithm)
 
 
-def reading_features(algorithm: Algorithm) -> Algorithm:
-    """Returns a copy of an algorithm that reads stored features in place of images.
+def reading_features(algorithm: Algorithm, store: FeatureStore | None = None) -> Algorithm:
+    """Returns a copy of an algorithm that reads stored features, or the maps of a `store` of maps.
 
-    The backbone itself is not copied; all other weights are.
+    Of the backbone, only the stages that maps go through are copied; all other weights are.
     """
     backbone = algorithm.backbone
     assert isinstance(backbone, Backbone)
-    extractor = ready_features(backbone).train(backbone.training)
+    extractor: Extractor = ready_features(backbone).train(backbone.training)
+    if isinstance(store, MapStore):
+        extractor = copy.deepcopy(MapBackbone(store.cut))
     return copy.deepcopy(algorithm, memo={id(backbone): extractor})
 
 

@@ -28,8 +28,9 @@ from solodg.runs.build import (
     make_backbone,
     make_sampler,
     make_schedule,
-    with_features,
+    row_store,
     with_pseudo_domains,
+    with_rows,
 )
 from solodg.runs.clock import Clock
 from solodg.runs.config import SWAD, Machine, ResolvedConfig, RunConfig
@@ -116,17 +117,19 @@ def _train_and_select(
     most = candidates(config, None).all_parts(config) if config.open_parts else config
     torch.manual_seed(derive(config.seed, "weights"))
     backbone = make_backbone(most)
-    store = feature_store(config, machine, backbone, fabric.device, progress)
-    source = read_source(source, config, progress, say, store if config.freeze_backbone else None)
+    store = row_store(most, machine, backbone, fabric.device, progress, say, source.kind)
+    source = read_source(source, config, progress, say, store)
     say_guessed_ranges(source, say)
     origin = describe_origin(source, backbone if config.starts_from_weights else None)
     on_first(fabric, partial(check_unchanged, folder, origin))
     images = source  # before features take the place of pixels
-    if config.freeze_backbone:
+    if store is not None:
+        make_algorithm(most, backbone, source)  # refuses what cannot read stored features or maps
         with fabric.rank_zero_first():
-            source = with_features(source, store)
+            source = with_rows(source, images, store)
     if config.pseudo_domains:
-        source = with_pseudo_domains(source, images, config, store)
+        features = feature_store(config, machine, backbone, fabric.device, progress)
+        source = with_pseudo_domains(source, images, config, features)
 
     # A run that cannot be trained fails here, before it claims its folder.
     _Setup(work, most, backbone).new_model(source)
@@ -143,6 +146,10 @@ def _train_and_select(
         if not config.freeze_backbone:
             torch.manual_seed(derive(config.seed, "weights"))
             backbone = make_backbone(config)
+        if config.stored_views is not None:  # copies in the readings that were decided on
+            store = row_store(config, machine, backbone, fabric.device, progress, say, images.kind)
+            with fabric.rank_zero_first():
+                source = with_rows(source, images, store)
     on_first(fabric, partial(checkpoint.save_info, folder, describe_model(config, source)))
     setup = _Setup(work, config, backbone)
     schedule = make_schedule(config)
@@ -238,7 +245,7 @@ def _solve(
 def _selection(
     setup: _Setup, source: SourceData, centres: LabelledImages, log: Log, folder: Path | None
 ) -> Selection:
-    stored = setup.backbone if setup.config.freeze_backbone else None
+    stored = setup.backbone if setup.config.reads_stored else None
     return Selection(setup.work, source.val, centres, log, folder, stored)
 
 
