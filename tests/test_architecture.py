@@ -46,6 +46,7 @@ MODULES = {
         episodes loading pseudo_domains rotation shifts summary
         folder rotated toy
         lab manifest office_home pacs svhn_mnist
+        site
         __init__
     """,
     "figures": """
@@ -77,13 +78,17 @@ MODULES = {
     "runs": """
         __init__ allocator option
         config model_info origin predictions statistics stored_arguments
-        defaults devices metrics metrics_log presets tables
+        defaults devices metrics metrics_log presets
+        class_metrics
+        bootstrap
+        scores
+        tables
         training_state
         fit feature_cache
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
-        open_parts workplace
+        open_parts operating_point site_data workplace
         evidence
         closed_form
         pose_training
@@ -93,7 +98,7 @@ MODULES = {
     "predict": """
         __init__ base external_data
         onnx torch
-        export
+        export exported_site
     """,
     "bench": """
         __init__ cell records row verify yaml_file
@@ -111,7 +116,7 @@ MODULES = {
     """,
     "report": """
         __init__ predictions
-        charts facts galleries
+        charts facts galleries score_tables
         run_page
     """,
     "serving": """

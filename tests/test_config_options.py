@@ -76,7 +76,9 @@ def test_help_ends_with_the_default_of_the_field() -> None:
     options = {p.name: declaration(p)[1].help for p in options_of(RunConfig)[1:]}
     assert options["batch_size"].endswith("default: 32[/dim]")
     assert options["seed"].endswith("default: 0[/dim]")
-    assert options["steps"].endswith("default: 2000; 600 with a frozen backbone; none for ridge[/dim]")
+    assert options["steps"].endswith(
+        "default: 2000; 600 with a frozen backbone; none for ridge[/dim]"
+    )
     assert "default" not in options["pretrained"]
 
 

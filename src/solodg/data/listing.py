@@ -64,15 +64,14 @@ class Listing:
             self._leave_out(_OUTSIDE if _is_image(path) else _ending(path), path)
         return [path.name for path in folders]
 
-    def images(self, domain: str) -> list[ListedImage]:
-        """Returns the images of a domain, sorted by path."""
+    def images(self, domain: str, layout: str = "domain/class/image") -> list[ListedImage]:
+        """Returns the images of a domain, sorted by path; an error names the expected `layout`."""
         self._visit(self.root / domain, (_identity(self.root),))
         folders, files = self._entries(self.root / domain)
         for path in files:
             if _is_image(path):
-                raise UserError(
-                    f"{path} lies directly in the domain folder: expected domain/class/image."
-                )
+                where = "domain folder" if layout.startswith("domain") else "folder"
+                raise UserError(f"{path} lies directly in the {where}: expected {layout}.")
             self._leave_out(_ending(path), path)
         above = (_identity(self.root), _identity(self.root / domain))
         by_class = {folder: sorted(self._files_below(folder, above)) for folder in folders}
