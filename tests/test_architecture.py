@@ -97,7 +97,7 @@ MODULES = {
     """,
     "predict": """
         __init__ base external_data
-        onnx torch
+        csv_rows onnx torch
         export exported_site
     """,
     "bench": """
