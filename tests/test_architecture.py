@@ -129,7 +129,7 @@ MODULES = {
         server
     """,
     "cli": """
-        config_options console options write_errors
+        config_options console devices options write_errors
         data_table
         train predict datasets demo bench export report serve study
         evaluate explain

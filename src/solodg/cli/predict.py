@@ -12,6 +12,7 @@ import typer
 from rich.table import Column, Table
 
 from solodg.cli.console import err, out
+from solodg.cli.options import Accelerator, Precision
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def predict(
             "after the adaptation; an existing file is replaced.",
         ),
     ] = None,
+    accelerator: Accelerator = None,
+    precision: Precision = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")
     ] = False,
@@ -42,11 +45,11 @@ def predict(
 
     Every image is predicted on its own: the others do not change its result.
     """
-    import solodg
+    from solodg.cli.devices import load_model
 
     if csv_ is not None and json_:
         raise UserError("--csv and --json: give one of them.")
-    predictor = solodg.load(run)
+    predictor = load_model(run, accelerator, precision)
     results = _results(predictor, image_paths(images))
     if csv_ is not None:
         failed = _write_csv(csv_, results, predictor.classes)
