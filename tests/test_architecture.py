@@ -27,6 +27,10 @@ cli
 __main__
 """
 MODULES = {
+    "pixels": """
+        dicom
+        __init__
+    """,
     "storage": """
         checksum files
         json_files

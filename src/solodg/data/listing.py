@@ -18,7 +18,6 @@ _HIDDEN = "hidden files and folders"
 _OTHER_FOLDER = "folders that are no domain of this dataset"
 _OUTSIDE = "images outside of domain folders"
 _UNREADABLE = "broken links and special files"
-_DICOM = " (DICOM is not read: convert them to PNG or TIFF)"
 _Identity = tuple[int, int]  # device and inode: the same for every path to a file
 
 
@@ -189,4 +188,4 @@ def _ending(path: Path) -> str:
     # Numbered parts, as in `scan.0001`, would give a reason for every file.
     if not 2 <= len(ending) <= 10 or not ending[1:].isalnum() or ending[1:].isdigit():
         return "files without the ending of an image"
-    return f"files that end in {ending}" + (_DICOM if ending in (".dcm", ".dicom") else "")
+    return f"files that end in {ending}"
