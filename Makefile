@@ -36,7 +36,7 @@ test: install-dev lint browser
 # make lowest LOWEST="torch==2.13.0 torchvision==0.28.0": on Linux, PyPI's torch brings CUDA, several GB.
 LOWEST ?=
 LOWEST_VENV := .venv-lowest
-LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode estimator figures onnx \
+LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode dicom estimator figures onnx \
   plan plan_table predictor resampling rotated serving storage stream verify)
 
 lowest:
@@ -45,7 +45,7 @@ lowest:
 	@$(PYTHON) -m venv $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python tools/lowest.py $(LOWEST) > $(LOWEST_VENV)/lowest.txt
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --constraint $(LOWEST_VENV)/lowest.txt \
-	  --editable '.[ray,onnx,serve,tensorboard]' pytest pytest-timeout pytest-xdist hypothesis httpx
+	  --editable '.[ray,onnx,serve,tensorboard,medical]' pytest pytest-timeout pytest-xdist hypothesis httpx
 	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest -n 2 --dist loadfile \
 	  $(addsuffix .py,$(LOWEST_TESTS))
 

@@ -27,6 +27,10 @@ cli
 __main__
 """
 MODULES = {
+    "pixels": """
+        dicom
+        __init__
+    """,
     "storage": """
         checksum files
         json_files
@@ -48,6 +52,7 @@ MODULES = {
         episodes loading pseudo_domains rotation shifts summary
         folder rotated toy
         lab manifest office_home pacs svhn_mnist
+        site
         __init__
     """,
     "figures": """
@@ -80,14 +85,18 @@ MODULES = {
         __init__ allocator cache_folder option row_files
         machine
         config model_info origin predictions statistics stored_arguments
-        defaults dense_average devices metrics metrics_log presets tables
+        defaults dense_average devices metrics metrics_log presets
+        class_metrics
+        bootstrap
+        scores
+        tables
         training_state
         fit feature_cache
         map_cache
         target_images stream
         folder opened_data build checkpoint
         clock domain_rotations scored_data validation
-        open_parts workplace
+        open_parts operating_point site_data workplace
         evidence selection
         closed_form
         pose_training
@@ -96,8 +105,8 @@ MODULES = {
     """,
     "predict": """
         __init__ base external_data
-        onnx torch
-        export
+        csv_rows onnx torch
+        export exported_site
     """,
     "bench": """
         __init__ cell records row verify yaml_file
@@ -115,7 +124,7 @@ MODULES = {
     """,
     "report": """
         __init__ predictions
-        charts facts galleries
+        charts facts galleries score_tables
         run_page
     """,
     "serving": """
@@ -128,7 +137,7 @@ MODULES = {
         server
     """,
     "cli": """
-        config_options console options write_errors
+        config_options console devices options write_errors
         data_table
         cache train predict datasets demo bench export report serve study
         evaluate explain

@@ -63,7 +63,7 @@ def test_hidden_names_are_left_out_at_every_level(image_folder: Path) -> None:
 
 
 def test_what_is_no_image_is_counted_by_its_ending(image_folder: Path) -> None:
-    for name in ("a/apple/1.dcm", "a/apple/2.DCM", "b/notes.txt", "README", "a/pear/scan.0001"):
+    for name in ("a/apple/1.nii", "a/apple/2.NII", "b/notes.txt", "README", "a/pear/scan.0001"):
         (image_folder / name).write_text("x")
     (image_folder / "c" / "pear" / "0.png").rename(image_folder / "outside.png")
     os.mkfifo(image_folder / "b" / "apple" / "pipe.png")
@@ -72,10 +72,8 @@ def test_what_is_no_image_is_counted_by_its_ending(image_folder: Path) -> None:
     dataset = load(image_folder)
     assert len(dataset.labels) == 49
     found = {entry.reason: (entry.count, entry.example) for entry in dataset.left_out}
-    dicom = next(reason for reason in found if ".dcm" in reason)
-    assert "convert them to PNG or TIFF" in dicom
-    assert found.pop(dicom) == (2, "a/apple/1.dcm")
     assert found == {
+        "files that end in .nii": (2, "a/apple/1.nii"),
         "broken links and special files": (3, "b/gone"),
         "files that end in .txt": (1, "b/notes.txt"),
         "files without the ending of an image": (2, "README"),
@@ -102,8 +100,8 @@ def test_folders_without_any_image_are_refused_with_what_is_there(tmp_path: Path
     with pytest.raises(UserError, match=r"no images below .*void: expected domain/class/image"):
         load(tmp_path / "void")
     (tmp_path / "void" / "a" / "ill").mkdir(parents=True)
-    (tmp_path / "void" / "a" / "ill" / "1.dcm").write_text("x")
-    with pytest.raises(UserError, match=r"Left out: files that end in \.dcm .*: 1"):
+    (tmp_path / "void" / "a" / "ill" / "1.nii").write_text("x")
+    with pytest.raises(UserError, match=r"Left out: files that end in \.nii: 1"):
         load(tmp_path / "void")
 
 
@@ -154,7 +152,7 @@ def test_a_name_that_is_not_text_is_refused(image_folder: Path) -> None:
 
 @pytest.fixture
 def mixed(image_folder: Path) -> Path:
-    (image_folder / "a" / "apple" / "1.dcm").write_text("x")
+    (image_folder / "a" / "apple" / "1.nii").write_text("x")
     (image_folder / "void").mkdir()
     return image_folder
 
@@ -166,7 +164,7 @@ def test_datasets_counts_own_images_and_says_what_is_left_out(solodg, mixed: Pat
     assert [line.split("│")[1:-1] for line in out.splitlines() if "apple  " in line] == [
         [" apple  ", " 10 ", " 10 ", "  0 ", "  20 "]
     ]
-    assert ".dcm (DICOM is not read: convert them to PNG or TIFF): 1, e.g. a/apple/1.dcm" in out
+    assert "files that end in .nii: 1, e.g. a/apple/1.nii" in out
     assert "domain folders without an image: 1, e.g. void" in out
     assert "Classes without an image in a domain: 1, e.g. apple in c." in out
 
@@ -178,7 +176,7 @@ def test_the_table_of_a_dataset_can_be_had_as_json(solodg, mixed: Path) -> None:
     assert found["images"] == 50
     assert found["counts"]["c"] == {"apple": 0, "pear": 10}
     assert {entry["example"]: entry["count"] for entry in found["left_out"]} == {
-        "a/apple/1.dcm": 1,
+        "a/apple/1.nii": 1,
         "void": 1,
     }
 

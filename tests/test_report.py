@@ -33,11 +33,13 @@ from solodg.report.predictions import (
 )
 from solodg.report.run_page import PER_GALLERY, write_report
 from solodg.runs.config import Machine, RunConfig
-from solodg.runs.evaluate import evaluate_run
+from solodg.runs.evaluate import evaluate_run, score_run
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.metrics_log import METRICS
 from solodg.runs.opened_data import load_dataset
 from solodg.runs.predictions import Predictions
+from solodg.runs.scores import score
+from solodg.runs.tables import estimate_text
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
 from test_features import save_weights
@@ -164,6 +166,18 @@ def test_the_table_says_what_evaluate_says(run: Path, page: Path, chromium) -> N
     by_domain = {row[0]: row[accuracy] for row in rows[1:] if row[0] != "mean"}
     expected = {r.domain: f"{100 * r.metrics['accuracy']:.1f}" for r in evaluate_run(run)}
     assert by_domain == expected
+
+
+def test_the_page_has_the_metrics_of_the_unseen_domains_with_intervals(run, page) -> None:
+    text = page.read_text()
+    assert "balanced accuracy %" in text
+    assert "each class against the others" in text
+    for domain in score_run(run):
+        if domain.record.role == "target":
+            classes = Predictor.load(run).classes
+            found = score(domain.predictions, domain.labels, classes, domain.groups)
+            assert estimate_text(found.overall["accuracy"], "%") in text
+            assert estimate_text(found.classes[classes[0]]["sensitivity"], "%") in text
 
 
 def test_the_page_is_small_and_holds_no_address(page: Path) -> None:

@@ -53,8 +53,8 @@ class Record(BaseModel):
     adapter: str
     target: list[str]  # the domains that training never saw
     domain: str  # the domain scored here
-    role: str  # "target", "in-distribution" or "source-validation"
-    seed: int
+    role: str  # "target", "in-distribution", "source-validation" or "new-site"
+    seed: int  # -1: unknown, of an exported file
     protocol: str
     metrics: dict[str, float]
     config: dict[str, Any]

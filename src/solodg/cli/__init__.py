@@ -1,12 +1,14 @@
 """The command line. Commands import slow modules only when they run, so that --help is quick."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from solodg.cli.bench import bench
 from solodg.cli.cache import cache
-from solodg.cli.console import err
+from solodg.cli.console import err, out
 from solodg.cli.datasets import datasets
 from solodg.cli.demo import demo
 from solodg.cli.evaluate import evaluate
@@ -23,7 +25,6 @@ from solodg.runs.allocator import keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,6 +49,24 @@ app.command(epilog="Example: [bold]solodg cache --clear maps[/bold]")(cache)
 app.command()(demo)
 
 USER_MISTAKE = 2
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"solodg {version('solodg')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version_: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """`solodg evaluate`."""
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +14,12 @@ from solodg.cli.options import MovedData, MovedDataDir
 from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 
+if TYPE_CHECKING:
+    from solodg.runs.evaluate import ScoredRecord
+    from solodg.runs.operating_point import OperatingPoint
+
+_MOST_CLASSES = 20  # in a table on the terminal; --json has all
+
 
 @with_options(
     *options_of(Machine, "accelerator"),
@@ -19,7 +27,16 @@ from solodg.runs.config import Machine, RunConfig
     after={"skip_bad_images": "json_"},
 )
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a run; with --on also an exported FILE.onnx.")
+    ],
+    on: Annotated[
+        Path | None,
+        typer.Option(
+            help="Score these labelled images alone: a folder class/image or domain/class/image, "
+            "or a CSV with path, label and optionally domain, group."
+        ),
+    ] = None,
     adapter: Annotated[
         str,
         typer.Option(
@@ -54,22 +71,46 @@ def evaluate(
         int | None,
         typer.Option(help="Images of each target, drawn by --order-seed.  [dim]default: all[/dim]"),
     ] = None,
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(
+            help="Of two classes: choose a threshold on source validation images that finds at "
+            "least this share of --positive, e.g. 0.95, and score it."
+        ),
+    ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option(
+            help="The class that --sensitivity is about.  [dim]default: the second one[/dim]"
+        ),
+    ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the records as JSON lines.")] = False,
+    json_: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the records as JSON lines, with intervals and each class."
+        ),
+    ] = False,
     **options: Any,
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones.
 
-    With --adapter, or any option of the stream, test images come in batches and the test-time
-    method adapts to them; only the unseen domains are scored then.
+    With --on, score it on the labelled images of a new site; no training data is needed.
+
+    Metrics have 95% intervals, by a bootstrap over images, or over groups (patients) where the data
+    has them. With --adapter, or any option of the stream, test images come in batches and the
+    test-time method adapts to them; only unseen domains are scored then.
     """
     from solodg.cli.train import assignments
+    from solodg.predict.exported_site import score_exported
+    from solodg.predict.onnx import OnnxPredictor, is_onnx
     from solodg.progress import BarProgress
-    from solodg.runs.evaluate import append_records, evaluate_run
+    from solodg.runs.checkpoint import load_info
+    from solodg.runs.evaluate import append_records, score_run
     from solodg.runs.folder import RESULTS, moved_machine
+    from solodg.runs.operating_point import operating_point
     from solodg.runs.stream import Stream
-    from solodg.runs.tables import evaluation_table
 
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {
@@ -81,28 +122,37 @@ def evaluate(
         "images": images,
     }
     given = {name: value for name, value in values.items() if value is not None}
-    records = evaluate_run(
+    as_stream = bool(given) or adapter != "none"
+    _check_threshold(sensitivity, positive, as_stream)
+    common: dict[str, Any] = {
+        "skip_bad_images": bool(options["skip_bad_images"]),
+        "progress": BarProgress(err),
+        "say": err.print,
+    }
+    if is_onnx(run):
+        labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
+        exported = OnnxPredictor.load(run)
+        show_scores(score_exported(exported, labelled, **common), exported.classes, None, json_)
+        return
+    common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
+    info, machine = load_info(run), moved_machine(run, data_dir)
+    point = None
+    if sensitivity is not None:
+        point = operating_point(run, machine, sensitivity=sensitivity, positive=positive, **common)
+    scored = score_run(
         run,
-        moved_machine(run, data_dir),
-        dataset=dataset,
+        machine,
+        on=on,
         adapter=adapter,
-        stream=validated(Stream, given) if given or adapter != "none" else None,
-        accelerator=validated(Machine, options).accelerator,
-        skip_bad_images=bool(options["skip_bad_images"]),
-        write=False,
-        progress=BarProgress(err),
-        say=err.print,
+        stream=validated(Stream, given) if as_stream else None,
+        **common,
     )
     problem: OSError | None = None
-    try:
-        append_records(run, records)  # first: whoever reads the output may close it early
+    try:  # first: whoever reads the output may close it early
+        append_records(run, [domain.record for domain in scored])
     except OSError as error:
         problem = error
-    if json_:
-        for record in records:
-            sys.stdout.write(record.model_dump_json() + "\n")
-    else:
-        out.print(evaluation_table(records))
+    show_scores(scored, info.classes, point, json_)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
@@ -110,4 +160,73 @@ def evaluate(
             "of --json."
         ) from problem
     if not json_:
-        out.print(f"Protocol: {records[0].protocol}. Records: {run / RESULTS}")
+        out.print(f"Protocol: {scored[0].record.protocol}. Records: {run / RESULTS}")
+
+
+def _check_threshold(sensitivity: float | None, positive: str | None, as_stream: bool) -> None:
+    if positive is not None and sensitivity is None:
+        raise UserError("--positive names the class of --sensitivity: give both.")
+    if sensitivity is not None and as_stream:
+        raise UserError(
+            "--sensitivity chooses a threshold for the model itself: leave out --adapter and the "
+            "options of the stream."
+        )
+
+
+def _check_exported(
+    file: Path,
+    on: Path | None,
+    as_stream: bool,
+    sensitivity: float | None,
+    accelerator: str | None,
+) -> Path:
+    """Returns what to score; raises `UserError` for what needs more than an exported file."""
+    if on is None:
+        raise UserError(
+            f"{file} is an exported file, without the images of its training: name labelled images "
+            "to score with --on FOLDER or --on FILE.csv."
+        )
+    if as_stream:
+        raise UserError("test-time methods need the folder of a run, not an exported file.")
+    if sensitivity is not None:
+        raise UserError(
+            "--sensitivity chooses a threshold on the source validation images of a run: give the "
+            "folder of the run that the file was exported from."
+        )
+    if accelerator not in (None, "auto", "cpu"):
+        raise UserError(f"--accelerator {accelerator}: an exported file is computed on the CPU.")
+    return on
+
+
+def show_scores(
+    scored: Sequence["ScoredRecord"],
+    classes: Sequence[str],
+    point: "OperatingPoint | None",
+    json_: bool,
+) -> None:
+    """Prints the scores of every domain: as JSON lines, or as tables."""
+    from solodg.runs.scores import score
+    from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
+
+    found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
+    at_threshold = [
+        point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
+    ]
+    if json_:
+        for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
+            line = domain.record.model_dump() | {"scores": scores.to_json()}
+            if point:
+                values = {name: value._asdict() for name, value in chosen.items()}
+                line["threshold"] = point.to_json() | values
+            sys.stdout.write(json.dumps(line, allow_nan=False) + "\n")
+        return
+    records = [domain.record for domain in scored]
+    out.print(evaluation_table(records, found))
+    for record, scores in zip(records, found, strict=True):
+        if record.role in UNSEEN and len(scores.classes) <= _MOST_CLASSES:
+            out.print(class_table(record.domain, scores))
+    if point:
+        rows = [(r.domain, ROLES[r.role]) for r in records]
+        out.print(threshold_table(point.title(), rows, at_threshold))
+    for text in dict.fromkeys(scores.remark() for scores in found):
+        out.print(text)

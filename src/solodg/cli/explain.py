@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
-from solodg.cli.options import MovedData, MovedDataDir
+from solodg.cli.options import Accelerator, MovedData, MovedDataDir, Precision
 from solodg.errors import UserError
 
 
@@ -20,6 +20,8 @@ def explain(
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
+    accelerator: Accelerator = None,
+    precision: Precision = None,
 ) -> None:
     """Draw what the adaptation does to an image, as a figure (PNG and SVG).
 
@@ -28,18 +30,18 @@ def explain(
     classifiers; and the nearest source images. The plane is fitted on source training images the
     first time, and kept in the run.
     """
+    from solodg.cli.devices import load_run
     from solodg.cli.predict import image_paths, raise_first
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import stored_projection
     from solodg.figures.style import png, svg
-    from solodg.predict.torch import Predictor
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
     from solodg.runs.predictions import NotFiniteError
     from solodg.storage import write_atomically
 
-    predictor = Predictor.load(run)
+    predictor = load_run(run, accelerator, precision)
     paths = image_paths(images)
     projection = stored_projection(
         run,

@@ -17,7 +17,8 @@ def export(
 
     Decoding and resizing stay outside: the file takes 8-bit pixels (batch, channels, size, size).
     Use it with [bold]solodg predict FILE.onnx IMAGE[/bold], which needs no torch, or in any program
-    that runs ONNX. Its results are compared with those of PyTorch before it is written.
+    that runs ONNX. Its results are compared with those of PyTorch, on the CPU and at 32 bits,
+    before it is written.
     """
     from solodg.predict.export import export_onnx
     from solodg.predict.onnx import is_onnx

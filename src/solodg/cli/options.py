@@ -9,6 +9,14 @@ MovedDataDir = Annotated[
     Path | None,
     typer.Option(help="Folder that holds the datasets, if it has moved since training."),
 ]
+Accelerator = Annotated[
+    str | None,
+    typer.Option(help="Kind of device: cpu, cuda, mps, auto.  [dim]default: cpu[/dim]"),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="32-true, 16-mixed or bf16-mixed.  [dim]default: 32-true[/dim]"),
+]
 MovedData = Annotated[
     str | None, typer.Option(help="Path of your own images, if it has changed since training.")
 ]

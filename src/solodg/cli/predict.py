@@ -1,8 +1,10 @@
 """`solodg predict`."""
 
+import csv
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +12,14 @@ import typer
 from rich.table import Column, Table
 
 from solodg.cli.console import err, out
+from solodg.cli.options import Accelerator, Precision
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
     from solodg.predict.base import ImagePredictor
     from solodg.runs.predictions import Prediction
+
+    Result = tuple[str, Prediction | UserError]  # the path of an image, and what came of it
 
 
 def predict(
@@ -22,6 +27,16 @@ def predict(
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
+    csv_: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            help="Write one row for each image to this file, with all probabilities, before and "
+            "after the adaptation; an existing file is replaced.",
+        ),
+    ] = None,
+    accelerator: Accelerator = None,
+    precision: Precision = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")
     ] = False,
@@ -30,28 +45,76 @@ def predict(
 
     Every image is predicted on its own: the others do not change its result.
     """
-    import solodg
+    from solodg.cli.devices import load_model
+
+    if csv_ is not None and json_:
+        raise UserError("--csv and --json: give one of them.")
+    predictor = load_model(run, accelerator, precision)
+    results = _results(predictor, image_paths(images))
+    if csv_ is not None:
+        failed = _write_csv(csv_, results, predictor.classes)
+    else:
+        failed = _print_lines(results) if json_ else _print_table(results)
+    raise_first(failed)
+
+
+def _results(predictor: "ImagePredictor", paths: list[str]) -> Iterator["Result"]:
+    """Yields each image with its prediction or its error, a batch at a time."""
     from solodg.progress import BarProgress
 
-    predictor = solodg.load(run)
-    paths = image_paths(images)
-    table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
-    failed = []
     with BarProgress(err).bar("Predicting", len(paths)) as advance:
         for start in range(0, len(paths), predictor.batch_size):
             chunk = paths[start : start + predictor.batch_size]
-            for path, prediction in _predict_readable(predictor, chunk):
-                if isinstance(prediction, UserError):
-                    failed.append(prediction)
-                elif json_:
-                    sys.stdout.write(json.dumps(prediction.to_json(path), allow_nan=False) + "\n")
-                else:
-                    numbers = (f"{prediction.probability:.3f}", f"{prediction.uncertainty:.3f}")
-                    table.add_row(path, prediction.label, *numbers)
+            yield from _predict_readable(predictor, chunk)
             advance(len(chunk))
-    if not json_ and table.row_count:
+
+
+def _write_csv(file: Path, results: Iterator["Result"], classes: list[str]) -> list[UserError]:
+    """Writes a row for each image; returns the errors of those that cannot be predicted."""
+    from solodg.predict.csv_rows import csv_header, csv_row
+    from solodg.storage import open_atomically
+
+    failed, count = [], 0
+    with open_atomically(file) as raw:
+        # A name that is not UTF-8 keeps its bytes.
+        text = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+        writer = csv.writer(text)
+        writer.writerow(csv_header(classes))
+        for path, result in results:
+            writer.writerow(csv_row(path, result, classes))
+            count += 1
+            if isinstance(result, UserError):
+                failed.append(result)
+        text.detach()  # writes what it holds, and leaves the file open
+    rows = f"{count} rows" + (f", {len(failed)} of them with an error" if failed else "")
+    out.print(f"Wrote {file}, {rows}.")
+    return failed
+
+
+def _print_lines(results: Iterator["Result"]) -> list[UserError]:
+    """Prints a JSON object for each image; returns the errors of the others."""
+    failed = []
+    for path, result in results:
+        if isinstance(result, UserError):
+            failed.append(result)
+        else:
+            sys.stdout.write(json.dumps(result.to_json(path), allow_nan=False) + "\n")
+    return failed
+
+
+def _print_table(results: Iterator["Result"]) -> list[UserError]:
+    """Prints a table with a row for each image; returns the errors of the others."""
+    table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
+    failed = []
+    for path, result in results:
+        if isinstance(result, UserError):
+            failed.append(result)
+        else:
+            numbers = (f"{result.probability:.3f}", f"{result.uncertainty:.3f}")
+            table.add_row(path, result.label, *numbers)
+    if table.row_count:
         out.print(table)
-    raise_first(failed)
+    return failed
 
 
 def raise_first(errors: Sequence[UserError]) -> None:
@@ -81,16 +144,14 @@ def image_paths(arguments: list[str]) -> list[str]:
     return paths
 
 
-def _predict_readable(
-    predictor: "ImagePredictor", paths: list[str]
-) -> list[tuple[str, "Prediction | UserError"]]:
+def _predict_readable(predictor: "ImagePredictor", paths: list[str]) -> list["Result"]:
     """Predicts one batch; if an image is bad, one by one, with its error in place of a result."""
     from solodg.runs.predictions import NotFiniteError
 
     try:
         return list(zip(paths, predictor.predict(paths), strict=True))
     except UserError:
-        results: list[tuple[str, Prediction | UserError]] = []
+        results: list[Result] = []
         for path in paths:
             try:
                 results.append((path, predictor.predict(path)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from solodg.cli.console import err
-from solodg.cli.options import MovedDataDir
+from solodg.cli.options import Accelerator, MovedDataDir, Precision
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,13 +60,15 @@ def serve(
         ),
     ] = None,
     data_dir: MovedDataDir = None,
+    accelerator: Accelerator = None,
+    precision: Precision = None,
 ) -> None:
     """Serve a model: a page to drop images on, and POST /predict for programs.
 
     Images of concurrent requests are computed together, which does not change any result.
     Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
     """
-    import solodg
+    from solodg.cli.devices import load_model
     from solodg.errors import missing_extra
 
     try:
@@ -87,7 +89,7 @@ def serve(
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
     name = model.resolve().name
-    predictor = solodg.load(model)
+    predictor = load_model(model, accelerator, precision)
     draw = _figures(model, predictor, data_dir) if model.is_dir() else None
     run_server(predictor, name, settings, host=host, port=port, draw=draw, say=err.print)
 

@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "explain": "write the figures elsewhere with --output",
     "report": "write the page elsewhere with --output",
     "export": "write the file elsewhere with --onnx",
+    "predict": "write the file elsewhere with --csv",
     "study": "copy the run to a folder that can be written",
 }
 

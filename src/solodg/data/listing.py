@@ -18,7 +18,6 @@ _HIDDEN = "hidden files and folders"
 _OTHER_FOLDER = "folders that are no domain of this dataset"
 _OUTSIDE = "images outside of domain folders"
 _UNREADABLE = "broken links and special files"
-_DICOM = " (DICOM is not read: convert them to PNG or TIFF)"
 _Identity = tuple[int, int]  # device and inode: the same for every path to a file
 
 
@@ -64,15 +63,14 @@ class Listing:
             self._leave_out(_OUTSIDE if _is_image(path) else _ending(path), path)
         return [path.name for path in folders]
 
-    def images(self, domain: str) -> list[ListedImage]:
-        """Returns the images of a domain, sorted by path."""
+    def images(self, domain: str, layout: str = "domain/class/image") -> list[ListedImage]:
+        """Returns the images of a domain, sorted by path; an error names the expected `layout`."""
         self._visit(self.root / domain, (_identity(self.root),))
         folders, files = self._entries(self.root / domain)
         for path in files:
             if _is_image(path):
-                raise UserError(
-                    f"{path} lies directly in the domain folder: expected domain/class/image."
-                )
+                where = "domain folder" if layout.startswith("domain") else "folder"
+                raise UserError(f"{path} lies directly in the {where}: expected {layout}.")
             self._leave_out(_ending(path), path)
         above = (_identity(self.root), _identity(self.root / domain))
         by_class = {folder: sorted(self._files_below(folder, above)) for folder in folders}
@@ -190,4 +188,4 @@ def _ending(path: Path) -> str:
     # Numbered parts, as in `scan.0001`, would give a reason for every file.
     if not 2 <= len(ending) <= 10 or not ending[1:].isalnum() or ending[1:].isdigit():
         return "files without the ending of an image"
-    return f"files that end in {ending}" + (_DICOM if ending in (".dcm", ".dicom") else "")
+    return f"files that end in {ending}"

@@ -26,21 +26,24 @@ _LIKE_GROUPS = ("patient", "subject", "participant", "person", "individual", "ca
                 "donor", "animal", "burst", "sequence")  # fmt: skip
 
 
-def load_manifest(path: Path, loading: Loading) -> DomainDataset:
+def load_manifest(
+    path: Path, loading: Loading, *, default_domain: str | None = None
+) -> DomainDataset:
     """Reads a CSV with columns path, label, domain, and optionally group and split.
 
     Columns are separated by commas, semicolons or tabs. Other columns are ignored, which
     `DomainDataset.notes` says. Paths are relative to the file. A split is train, val, test or
-    empty.
+    empty. Images without a domain are of `default_domain`; without it, they are an error.
     """
     text = read_text(path)
     if "\0" in text:
         raise UserError(f"{path} holds a null character: is this a CSV?")
     images, splits, groups = [], [], []
     seen: dict[str, int] = {}  # path -> line
-    header, lines = _read_table(path, text)
+    header, lines = _read_table(path, text, _NEEDED if default_domain is None else _NEEDED[:2])
     for line, values in lines:
         row = dict(zip(header, values, strict=True))
+        row["domain"] = row.get("domain") or default_domain or ""
         for column in _NEEDED:
             if not row[column]:
                 raise UserError(f"{path}, line {line}: {column} is empty.")
@@ -62,13 +65,15 @@ def load_manifest(path: Path, loading: Loading) -> DomainDataset:
     return _with_groups(dataset, groups) if any(groups) else dataset
 
 
-def _read_table(path: Path, text: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _read_table(
+    path: Path, text: str, needed: Sequence[str]
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Returns the names of the columns, and each line by number with a value for every column."""
     with io.StringIO(text, newline="") as file:
         reader = csv.reader(file, delimiter=_separator(text))
         try:
             header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
+            _check_header(path, header, needed)
             lines = [(reader.line_num, [v.strip() for v in row]) for row in reader if any(row)]
         except csv.Error as error:
             raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
@@ -96,17 +101,18 @@ def _separator(text: str) -> str:
     return max(_SEPARATORS, key=known)  # the comma, where none has any
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    for column in _NEEDED:
+def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
+    optional = [column for column in (*_NEEDED, *_OPTIONAL) if column not in needed]
+    for column in needed:
         if column not in header:
             raise UserError(
                 f"{path} has no column {column!r}; it has {', '.join(header) or 'none'}. "
-                f"Needed: {', '.join(_NEEDED)}; optional: {', '.join(_OPTIONAL)}."
+                f"Needed: {', '.join(needed)}; optional: {', '.join(optional)}."
             )
     for column in (*_NEEDED, *_OPTIONAL):
         if header.count(column) > 1:
             raise UserError(f"{path} has several columns {column!r}: keep one.")
-    missing = [column for column in _OPTIONAL if column not in header]
+    missing = [column for column in optional if column not in header]
     for column in _further(header):  # a misspelt group column must not be ignored
         if get_close_matches(column.lower(), missing, cutoff=0.75):
             raise unknown_name(

@@ -113,18 +113,19 @@ def explain_pixels(
     truth: int | None = None,
 ) -> Explanation:
     """Explains the prediction for (channels, H, W) pixels as the model reads them."""
-    x = to_unit(torch.from_numpy(pixels)[None])  # (1, channels, H, W)
+    x = to_unit(torch.from_numpy(pixels)[None].to(predictor.device))  # (1, channels, H, W)
     algorithm = predictor.algorithm
     before = None
-    if isinstance(algorithm, Solo):
-        observed = algorithm.features(x)
-        embedding = algorithm.modulate(observed).embedding[0].double().numpy()
-        after = _adapted(algorithm, observed)
-        if adapts(algorithm):
-            before = _prior(algorithm, observed)
-    else:
-        embedding = algorithm.embed(x)[0].double().numpy()
-        after = _fixed(algorithm, x)
+    with predictor.autocast():
+        if isinstance(algorithm, Solo):
+            observed = algorithm.features(x)
+            embedding = _array(algorithm.modulate(observed).embedding[0])
+            after = _adapted(algorithm, observed)
+            if adapts(algorithm):
+                before = _prior(algorithm, observed)
+        else:
+            embedding = _array(algorithm.embed(x)[0])
+            after = _fixed(algorithm, x)
     return Explanation(
         pixels=pixels,
         aligned=_aligned(algorithm, x),
@@ -144,34 +145,40 @@ def _aligned(algorithm: Algorithm, x: torch.Tensor) -> NDArray[np.uint8] | None:
     pose = pose or getattr(algorithm.backbone, "pose", None)
     if pose is None:
         return None
-    shown: NDArray[np.uint8] = (255 * pose(x)[0]).round().to(torch.uint8).numpy()
+    shown: NDArray[np.uint8] = (255 * pose(x)[0]).round().to(torch.uint8).cpu().numpy()
     return shown
 
 
 def _adapted(algorithm: Solo, observed: Features) -> ClassifierOutput:
-    rows = algorithm.classifiers_from(observed).mean[0].double().numpy()
-    logits = algorithm.logits(observed)[0].double().numpy()
-    samples = algorithm.sampled_probabilities(observed)[0].double().numpy()
+    rows = _array(algorithm.classifiers_from(observed).mean[0])
+    logits = _array(algorithm.logits(observed)[0])
+    samples = _array(algorithm.sampled_probabilities(observed)[0])
     return ClassifierOutput(rows, np.zeros(len(rows)), logits, samples)
 
 
 def _prior(algorithm: Solo, observed: Features) -> ClassifierOutput:
-    rows = algorithm.prior_classifier().mean.double().numpy()
-    logits = algorithm.prior_logits(observed)[0].double().numpy()
-    samples = algorithm.prior_sampled_probabilities(observed)[0].double().numpy()
+    rows = _array(algorithm.prior_classifier().mean)
+    logits = _array(algorithm.prior_logits(observed)[0])
+    samples = _array(algorithm.prior_sampled_probabilities(observed)[0])
     return ClassifierOutput(rows, np.zeros(len(rows)), logits, samples)
 
 
 def _fixed(algorithm: Algorithm, x: torch.Tensor) -> ClassifierOutput:
     """Describes the one classifier of a method that does not adapt."""
-    logits = algorithm(x)[0].double().numpy()
-    samples = algorithm.probabilities(x).double().numpy()
+    logits = _array(algorithm(x)[0])
+    samples = _array(algorithm.probabilities(x))
     try:
         weight, bias = algorithm.linear_classifier()
     except UserError:  # this method has no linear classifier
         return ClassifierOutput(None, np.zeros(len(logits)), logits, samples)
-    offset = torch.as_tensor(bias).detach().double().numpy() + np.zeros(len(logits))
-    return ClassifierOutput(weight.detach().double().numpy(), offset, logits, samples)
+    offset = _array(torch.as_tensor(bias)) + np.zeros(len(logits))
+    return ClassifierOutput(_array(weight), offset, logits, samples)
+
+
+def _array(tensor: torch.Tensor) -> Floats:
+    """Copies a tensor to a float64 array, from whatever device it is on."""
+    array: Floats = tensor.detach().double().cpu().numpy()
+    return array
 
 
 def _nearest(

@@ -108,18 +108,19 @@ def stored_projection(
 @torch.inference_mode()
 def fit_projection(algorithm: Algorithm, images: LabelledImages, progress: Progress) -> Projection:
     """Fits the projection on the trained model's embeddings of source training images."""
+    device = next(algorithm.parameters()).device
     sums = CentreSums(algorithm.num_classes)
     found, small = [], []
     with progress.bar("Embedding source images", len(images)) as advance:
         for batch in input_batches(images):
-            z = algorithm.embed(batch.x)
+            z = algorithm.embed(batch.x.to(device)).cpu()
             sums.add(z, batch.y, batch.domain)
             found.append(z.double().numpy())
             small.append(thumbnails(batch.x))
             advance(len(batch.y))
     embeddings = np.concatenate(found)
     stored = getattr(algorithm, "source_centres", None)  # the classifier is written from these
-    centres = (sums.over(sums.domains).mean if stored is None else stored).double().numpy()
+    centres = (sums.over(sums.domains).mean if stored is None else stored).double().cpu().numpy()
     origin = centres.mean(0)
     axes = principal_axes(centres - origin, embeddings - embeddings.mean(0))
     return Projection(
@@ -175,7 +176,7 @@ def _factor(algorithm: Algorithm, centres: Floats, axes: Floats) -> float:
         rows, _ = algorithm.linear_classifier()
     except UserError:  # this method has no linear classifier
         return 1.0
-    shown = np.square(centred(rows.detach().double().numpy()) @ axes.T).sum()
+    shown = np.square(centred(rows.detach().double().cpu().numpy()) @ axes.T).sum()
     return float(np.sqrt(np.square(centres @ axes.T).sum() / max(shown, 1e-12)))
 
 

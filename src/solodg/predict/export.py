@@ -77,11 +77,11 @@ class _Graph(nn.Module):
 
 
 def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
-    """Returns a copy in which every BatchNorm has a scale and a shift; added ones are one and zero.
+    """Returns a copy on the CPU in which every BatchNorm has a scale and a shift.
 
-    The exporter supports no BatchNorm without them.
+    Added scales are one, added shifts zero. The exporter supports no BatchNorm without them.
     """
-    algorithm = copy.deepcopy(algorithm)
+    algorithm = copy.deepcopy(algorithm).cpu()
     for module in algorithm.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.affine:
             module.weight = nn.Parameter(torch.ones_like(module.running_mean))  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
 def _largest_difference(predictor: Predictor, content: bytes) -> float:
     """Compares the graph with PyTorch on a batch of one and of several; relative for logits."""
     session, largest = open_session(content, "the exported graph"), 0.0
-    graph = _Graph(predictor.algorithm).eval()
+    graph = _Graph(copy.deepcopy(predictor.algorithm).cpu()).eval()
     for count in (1, 5):
         pixels = _noise(predictor, count)
         with torch.inference_mode():

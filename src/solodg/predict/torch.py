@@ -11,20 +11,46 @@ from torch import Tensor
 from solodg.algorithms import Algorithm
 from solodg.algorithms.solo.gaussian import Gaussian
 from solodg.data.transforms import to_unit
-from solodg.errors import UserError
+from solodg.errors import UserError, unknown_name
 from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.runs import checkpoint
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.predictions import Predictions
 
+_TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
 
 class Predictor(ImagePredictor):
-    """The selected model of a run, in evaluation mode, on the CPU."""
+    """The selected model of a run, in evaluation mode, on the CPU until it is moved."""
 
     def __init__(self, algorithm: Algorithm, info: ModelInfo) -> None:
         super().__init__(info)
         self.algorithm = algorithm.eval()
+        self.device = torch.device("cpu")
+        self.precision = "32-true"
+
+    def to(self, device: torch.device | str, precision: str | None = None) -> "Predictor":
+        """Moves the model to a device and returns this predictor.
+
+        `precision` is 32-true, 16-mixed or bf16-mixed; None leaves it as it is. At a mixed
+        precision, probabilities may depend on the other images of a batch in the third digit.
+        """
+        if precision is not None:
+            check_precision(precision)
+        try:
+            self.algorithm.to(device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"cannot move the model to device {str(device)!r}: {reason}") from error
+        self.device = torch.device(device)
+        self.precision = precision or self.precision
+        return self
+
+    def autocast(self) -> torch.autocast:
+        """Returns the context in which the model computes at its precision."""
+        dtype = _TYPES[self.precision]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     @classmethod
     def load(cls, path: str | Path) -> "Predictor":
@@ -33,8 +59,9 @@ class Predictor(ImagePredictor):
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the model, in one forward pass."""
-        with torch.inference_mode():
-            outputs = self.algorithm.outputs(to_unit(torch.from_numpy(pixels)))
+        x = torch.from_numpy(pixels).to(self.device)
+        with torch.inference_mode(), self.autocast():
+            outputs = self.algorithm.outputs(to_unit(x))
         return Predictions.from_tensors(outputs.probabilities, outputs.before)
 
     def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
@@ -49,9 +76,17 @@ class Predictor(ImagePredictor):
                 "only solo and solo_code write one for each."
             )
         with torch.inference_mode():
-            mean: NDArray[np.float32] = write(self.inputs([image])).mean[0].numpy()  # (C, D)
-        return mean
+            mean = write(self.inputs([image])).mean[0]  # (C, D)
+        weights: NDArray[np.float32] = mean.float().cpu().numpy()
+        return weights
 
     def inputs(self, images: Sequence[ImageLike]) -> Tensor:
-        """Returns images as the backbone's input: (B, channels, H, W) in [0, 1]."""
-        return to_unit(torch.from_numpy(np.stack([self.pixels(image) for image in images])))
+        """Returns images as the backbone's input: (B, channels, H, W) in [0, 1], on its device."""
+        pixels = np.stack([self.pixels(image) for image in images])
+        return to_unit(torch.from_numpy(pixels).to(self.device))
+
+
+def check_precision(precision: str) -> None:
+    """Raises `UserError` for a precision that is not known."""
+    if precision not in _TYPES:
+        raise unknown_name("precision", precision, _TYPES)

@@ -20,6 +20,7 @@ from solodg.report.charts import (
 from solodg.report.facts import run_facts
 from solodg.report.galleries import MAX_CARDS, domain_galleries
 from solodg.report.predictions import GALLERIES, DomainPredictions, predict_run
+from solodg.report.score_tables import score_tables
 from solodg.runs.checkpoint import selection
 from solodg.runs.config import Machine
 from solodg.runs.folder import REPORT
@@ -70,6 +71,7 @@ def write_report(
         curves=_curves(folder, say),
         table=[_row(part) for part in parts],
         means=_means(parts),
+        scores=score_tables(targets, predictor.classes),
         confusions=[_confusion(part, predictor.classes) for part in targets],
         calibration=_calibration(parts),
         galleries=galleries,

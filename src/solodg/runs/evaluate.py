@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from solodg.adapters import Adapter
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
+from solodg.runs.class_metrics import all_metrics
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import single_device
 from solodg.runs.folder import (
@@ -19,16 +22,20 @@ from solodg.runs.folder import (
     RESULTS,
     machine_kind,
     portable,
+    read_config,
     read_evidence,
     read_machine,
     read_seconds,
     read_versions,
 )
-from solodg.runs.metrics import metrics, predict
+from solodg.runs.metrics import predict
 from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
+from solodg.runs.site_data import PROTOCOL as NEW_SITE
+from solodg.runs.site_data import open_site
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
+from solodg.runs.tables import UNSEEN
 from solodg.runs.target_images import give_target_images
 from solodg.storage import append_lines
 from solodg.types import Record
@@ -44,16 +51,57 @@ def evaluate_run(
     accelerator: str = "auto",
     skip_bad_images: bool = False,
     same_sources: bool = False,
-    write: bool = True,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
+    """Scores the saved model as `score_run` does, and appends the records to the run's results."""
+    scored = score_run(
+        folder,
+        machine,
+        dataset=dataset,
+        adapter=adapter,
+        stream=stream,
+        accelerator=accelerator,
+        skip_bad_images=skip_bad_images,
+        same_sources=same_sources,
+        progress=progress,
+        say=say,
+    )
+    records = [domain.record for domain in scored]
+    append_records(folder, records)
+    return records
+
+
+class ScoredRecord(NamedTuple):
+    """The record of one domain, with the predictions that it was computed from."""
+
+    record: Record
+    predictions: Predictions
+    labels: NDArray[np.int64]  # (N,) the true class of each image
+    groups: NDArray[np.int64] | None  # (N,) the group of each image
+
+
+def score_run(
+    folder: Path,
+    machine: Machine | None = None,
+    *,
+    on: Path | None = None,
+    dataset: str | None = None,
+    adapter: str = "none",
+    stream: Stream | None = None,
+    accelerator: str = "auto",
+    skip_bad_images: bool = False,
+    same_sources: bool = False,
+    progress: Progress | None = None,
+    say: Say = lambda text: None,
+) -> list[ScoredRecord]:
     """Scores the saved model on its target domains, and on held-out images of its sources.
 
-    `machine` and `dataset` say where the data lies, if it has moved since training. An adapter, or
-    a given `stream`, is scored on the target domains alone, in the stream's order and batches.
-    With `same_sources`, source images that are not those of the training are an error. The records
-    are returned and, with `write`, appended to the run's results.
+    With `on`, a folder or a CSV of labelled images, it is scored on these alone, and needs no
+    training data. `machine` and `dataset` say where the data lies, if it has moved since training.
+    An adapter, or a given `stream`, is scored on unseen domains alone, in the stream's order and
+    batches. With `same_sources`, source images that are not those of the training are an error.
+    Nothing is written.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
@@ -68,23 +116,29 @@ def evaluate_run(
             f"{info.algorithm} needs {algorithm.target_images} images of each domain before it "
             "predicts any: it has no stream. Score it without --adapter and --stream."
         )
-    config, data, parts, algorithm = open_scored(
-        folder,
-        algorithm,
-        info,
-        machine or read_machine(folder),
-        device,
-        dataset=dataset,
-        needs_images=as_stream,  # so that times compare between frozen and other backbones
-        skip_bad_images=skip_bad_images,
-        same_sources=same_sources,
-        progress=progress,
-        say=say,
-    )
+    if on is not None:
+        config = read_config(folder)
+        data, parts = open_site(
+            on, info, skip_bad_images=skip_bad_images, progress=progress, say=say
+        )
+    else:
+        config, data, parts, algorithm = open_scored(
+            folder,
+            algorithm,
+            info,
+            machine or read_machine(folder),
+            device,
+            dataset=dataset,
+            needs_images=as_stream,  # so that times compare between frozen and other backbones
+            skip_bad_images=skip_bad_images,
+            same_sources=same_sources,
+            progress=progress,
+            say=say,
+        )
     model = make_adapter(adapter, algorithm, arguments).eval()
     if as_stream:
-        targets = [stream.draw(part.images) for part in parts if part.role == "target"]
-        scored = _score_stream(model, targets, stream, device, progress)
+        unseen = [part for part in parts if part.role in UNSEEN]
+        scored = _score_stream(model, unseen, stream, device, progress)
     else:
         scored = _score_parts(model, parts, device, progress)
     stream_settings = stream.model_copy(update={"arguments": arguments}).model_dump()
@@ -92,11 +146,17 @@ def evaluate_run(
         "adapter": adapter,
         "stream": stream_settings if as_stream else {},
         "machine": machine_kind(device),
+        "protocol": protocol(data, config) if on is None else NEW_SITE,
     }
-    records = [_record(domain, common, folder) for domain in scored]
-    if write:
-        append_records(folder, records)
-    return records
+    return [
+        ScoredRecord(
+            _record(domain, common, folder),
+            domain.predictions,
+            domain.images.labels,
+            domain.images.groups,
+        )
+        for domain in scored
+    ]
 
 
 def append_records(folder: Path, records: Sequence[Record]) -> None:
@@ -112,7 +172,6 @@ def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) ->
         "variant": config.variant,
         "target": list(config.targets),
         "seed": config.seed,
-        "protocol": protocol(data, config),
         "config": portable(config),
         "versions": read_versions(folder),
         "evidence": {k: v for k, v in read_evidence(folder).items() if k != "seconds"},
@@ -134,7 +193,7 @@ def _record(scored: _ScoredDomain, common: dict[str, Any], folder: Path) -> Reco
         **common | {"stream": common["stream"] | given},
         domain=scored.images.domain_name,
         role=scored.role,
-        metrics=metrics(scored.predictions, scored.images.labels),
+        metrics=all_metrics(scored.predictions, scored.images.labels),
         time={
             "seconds": round(scored.seconds, 3),
             **_training_time(folder),
@@ -161,20 +220,21 @@ def _score_parts(
 
 def _score_stream(
     model: Adapter,
-    targets: Sequence[LabelledImages],
+    parts: Sequence[ScoredPart],
     stream: Stream,
     device: torch.device,
     progress: Progress,
 ) -> list[_ScoredDomain]:
-    """Scores the target domains as one stream; each gets its share of the time, by images."""
+    """Scores the unseen domains as one stream; each gets its share of the time, by images."""
+    targets = [stream.draw(part.images) for part in parts]
     count = sum(len(images) for images in targets)
     started = time.perf_counter()
     with progress.bar("Adapting and scoring", count) as advance:
         results = predict_stream(model, targets, stream, device, advance)
     seconds = time.perf_counter() - started
     return [
-        _ScoredDomain("target", images, result, seconds * len(images) / count)
-        for images, result in zip(targets, results, strict=True)
+        _ScoredDomain(part.role, images, result, seconds * len(images) / count)
+        for part, images, result in zip(parts, targets, results, strict=True)
     ]
 
 

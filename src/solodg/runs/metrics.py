@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solodg.algorithms.base import Outputs
-from solodg.runs.predictions import NotFiniteError, Predictions
+from solodg.runs.predictions import Floats, NotFiniteError, Predictions
 from solodg.types import Batch
 
 _BINS = 15
@@ -66,8 +66,16 @@ def expected_calibration_error(
 
     The gap of a bin weighs by its share of the images.
     """
+    index, difference = calibration_bins(predictions, labels, bins)
+    gap = np.bincount(index, difference, minlength=bins)
+    return float(np.abs(gap).sum() / len(labels))
+
+
+def calibration_bins(
+    predictions: Predictions, labels: NDArray[np.int64], bins: int = _BINS
+) -> tuple[NDArray[np.int64], Floats]:
+    """Returns the bin of each image by its confidence, (N,), and correctness minus confidence."""
     confidence = predictions.probabilities.max(1)  # (N,)
     correct = predictions.chosen == labels
-    index = np.minimum((confidence * bins).astype(int), bins - 1)
-    gap = np.bincount(index, correct - confidence, minlength=bins)
-    return float(np.abs(gap).sum() / len(confidence))
+    index: NDArray[np.int64] = np.minimum((confidence * bins).astype(int), bins - 1)
+    return index, correct - confidence

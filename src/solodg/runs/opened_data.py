@@ -159,6 +159,16 @@ def without_bad_images(
 
     An unreadable image is an error unless the configuration has `skip_bad_images`.
     """
+    return readable_images(part, bool(config.skip_bad_images), progress, say)
+
+
+def readable_images(
+    part: LabelledImages, skip_bad_images: bool, progress: Progress, say: Say
+) -> LabelledImages:
+    """Decodes every image once and returns those that can be read.
+
+    An unreadable image is an error unless `skip_bad_images`.
+    """
     if not isinstance(part.images, ImageFiles) or len(part) == 0:
         return part
     with progress.bar("Reading images", len(part)) as advance:
@@ -166,7 +176,7 @@ def without_bad_images(
     if not bad:
         return part
     first = bad[min(bad)]
-    if not config.skip_bad_images:
+    if not skip_bad_images:
         more = f" ({len(bad) - 1} more like it)" if len(bad) > 1 else ""
         raise UserError(f"{first}{more}. Repair or remove it, or add --skip-bad-images.")
     say(f"Skipped {len(bad)} unreadable image(s), the first: {first.name}")

@@ -7,6 +7,7 @@ from solodg.storage.checksum import PLACEHOLDER, damaged, is_sealed, sealed
 from solodg.storage.files import (
     hold_lock,
     lock,
+    open_atomically,
     read_regular,
     read_text,
     try_lock,
@@ -31,6 +32,7 @@ __all__ = [
     "hold_lock",
     "is_sealed",
     "lock",
+    "open_atomically",
     "parse_json",
     "parse_line",
     "raw_lines",

@@ -45,11 +45,21 @@ def read_text(path: Path, limit: int | None = None) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader, also after a crash, finds the old content or the new."""
+    with open_atomically(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing, which takes the place of `path` at the end.
+
+    Until then, and after an error, a reader finds the old content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

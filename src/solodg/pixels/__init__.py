@@ -1,6 +1,6 @@
 """Turns images (files, bytes, PIL images, arrays, tensors) into 8-bit pixels of one size.
 
-It needs only NumPy and Pillow, so that an exported model works without torch.
+It needs only NumPy and Pillow, so that an exported model works without torch; for DICOM, pydicom.
 """
 
 import io
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from solodg.errors import UserError
+from solodg.pixels.dicom import ENDINGS, is_dicom, read_dicom
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,8 @@ ImageLike = Union[str, Path, bytes, Image.Image, NDArray[Any], "Tensor"]
 Pixels = NDArray[np.uint8]
 
 _STRIP_PIXELS = 2**20  # converted at once, so that a large image is in memory once and not often
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"})
+_PILLOW = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"})
+EXTENSIONS = _PILLOW | ENDINGS
 
 
 class BadImageError(UserError):
@@ -73,7 +75,8 @@ def decode_pixels(
     It applies the EXIF orientation, puts transparent images on white, and reduces grey images of
     more than 8 bits to 8 bits. `window` maps the values from its low to its high end to 0-255, and
     clips those beyond; an 8-bit image is then an error, as its values are no longer the original
-    ones. Without a window, the range of each image is guessed, and `on_guess` is called.
+    ones. Without a window, the range of each image is guessed, and `on_guess` is called. A DICOM
+    file is rescaled, and has a window of its own for where none is given.
 
     `limits` are for images from untrusted senders. `name` is what errors call the image.
     `reserve` is called with the number of pixels that a file takes in memory, before it takes it.
@@ -84,6 +87,10 @@ def decode_pixels(
         if isinstance(source, Image.Image):
             return _to_pixels(ImageOps.exif_transpose(source), channels, size, window, on_guess)
         file = io.BytesIO(source) if isinstance(source, bytes) else _regular_file(source, name)
+        if not isinstance(source, bytes) and is_dicom(source) and limits is None:
+            image, own_window, inverted = read_dicom(source, reserve)
+            pixels = _to_pixels(image, channels, size, window or own_window, on_guess)
+            return 255 - pixels if inverted else pixels
         with Image.open(file, formats=limits.formats if limits else None) as image:
             count = image.width * image.height
             if limits and count > limits.max_pixels:
@@ -98,7 +105,7 @@ def decode_pixels(
             reserve(count)
             ImageOps.exif_transpose(image, in_place=True)
             return _to_pixels(image, channels, size, window, on_guess)
-    except BadImageError:
+    except UserError:
         raise
     except FileNotFoundError:
         raise BadImageError(name, "no such file") from None
@@ -107,7 +114,8 @@ def decode_pixels(
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(name, str(error)) from error
     except Exception as error:  # a damaged file: Pillow's readers raise errors of any type
-        raise BadImageError(name, str(error) or type(error).__name__) from error
+        reason = " ".join(str(error).split())
+        raise BadImageError(name, reason or type(error).__name__) from error
 
 
 def _regular_file(path: str | Path, name: str) -> str | Path:

@@ -1,0 +1,48 @@
+"""The labelled images of a new site: scored by a trained model, without its training data."""
+
+from pathlib import Path
+
+from solodg.data import DomainDataset, Loading
+from solodg.data.site import load_site
+from solodg.data.summary import summarise
+from solodg.errors import UserError
+from solodg.progress import Progress, Say
+from solodg.runs.model_info import ModelInfo
+from solodg.runs.opened_data import readable_images
+from solodg.runs.scored_data import ScoredPart
+
+PROTOCOL = "new site"
+ROLE = "new-site"
+
+
+def open_site(
+    path: Path, info: ModelInfo, *, skip_bad_images: bool, progress: Progress, say: Say
+) -> tuple[DomainDataset, list[ScoredPart]]:
+    """Opens a folder or a CSV of labelled images as a model reads them, and their domains.
+
+    If a manifest marks images of a domain with split test, only those are scored.
+    """
+    loading = Loading(
+        data_dir=Path(),
+        image_size=info.image_size,
+        channels=info.channels,
+        window=info.window,
+    )
+    dataset = load_site(path, loading, info.classes)
+    for line in summarise(dataset).remarks():
+        say(line)
+    parts = []
+    for name, images in dataset.targets(dataset.domain_names).items():
+        rest = int((dataset.domains == dataset.domain_index(name)).sum()) - len(images)
+        if rest:
+            say(f"{name}: only images with split test are scored; {rest} others are not.")
+        if name in info.source_domains:
+            say(f"{name!r} is also the name of a source domain: were its images trained on?")
+        images = readable_images(images, skip_bad_images, progress, say)
+        if len(images) == 0:
+            say(f"{name}: no image can be read.")
+            continue
+        parts.append(ScoredPart(ROLE, images, images))
+    if not parts:
+        raise UserError(f"no image of {path} can be read: there is nothing to score.")
+    return dataset, parts
