@@ -47,7 +47,7 @@ def _laboratory(results_of_bench: Results) -> None:
     """Writes the records and tables of the plans of several datasets."""
     page = DOCS / "adaptation.md"
     text = page.read_text()
-    for name in ("shifts", "rotated"):
+    for name in ("shifts", "written"):
         plans = read_plans(LABORATORY / f"{name}.yaml")
         cells = [cell for plan in plans for cell in plan.cells()]
         path = DOCS / "results" / f"lab_{name}.jsonl"
