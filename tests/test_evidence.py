@@ -254,7 +254,7 @@ def test_a_run_with_pose_killed_in_training_ends_as_one_that_was_not(tmp_path, m
         return validate(*given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr("solodg.runs.train.validate", killed)
+        patch.setattr("solodg.runs.selection.validate", killed)
         with pytest.raises(KeyboardInterrupt):
             train_run(forced, Machine(), tmp_path / "killed")
         patch.setattr("solodg.runs.train.train_pose", None)  # it is not trained again
