@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from solodg.algorithms import ALGORITHMS
 from solodg.bench.cell import Cell
+from solodg.bench.duration import _measured_seconds
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError
@@ -409,3 +410,10 @@ def test_the_cache_command_shows_and_deletes(solodg, tmp_path, weights, machine)
     code, _, err = solodg("cache", "--cache-dir", folder, "--clear", "everything")
     assert code == 2
     assert "maps" in err
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_the_duration_of_a_run_on_stored_maps_is_estimated(weights, machine, views) -> None:
+    config = resolve(config_of(weights, stored_views=views, image_norm=(0.0, 40.0)))
+    assert _measured_seconds(config, machine) > 0
+    assert not list(machine.cache_dir.rglob("*.npy"))
