@@ -50,7 +50,7 @@ def test_the_default_leaves_both_parts_open_and_options_close_them() -> None:
     assert config(algorithm="erm").open_parts == config(algorithm="solo").open_parts == ()
     assert config(algorithm="solo", image_norm="auto").open_parts == ("image_norm",)
     with pytest.raises(UserError, match="--pose rotates images"):
-        config(pretrained=True, freeze_backbone=True, pose="on")
+        config(pretrained=True, freeze_backbone=True, pose="on", steps=None)
 
 
 def test_what_is_tried_follows_from_options_and_rotations() -> None:

@@ -156,7 +156,7 @@ def test_stored_features_of_several_readings_score_as_pixels_do(tmp_path: Path) 
     machine = Machine(cache_dir=tmp_path / "cache")
     folder = train_run(config, machine, tmp_path / "run", progress=progress)
     for reading in (1, 2):
-        assert f"Features of ash, reading {reading} of 2: done" in shown.getvalue()
+        assert f"Features of ash, {reading} of 2: done" in shown.getvalue()
     model = Predictor.load(folder)
     assert model.info.image_norm == (0.0, 50.0)
     stored = {r.domain: r.metrics for r in evaluate_run(folder, machine)}  # by stored features

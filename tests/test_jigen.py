@@ -49,7 +49,7 @@ def test_puzzles_have_the_size_of_images_and_need_images() -> None:
     x = torch.rand(2, 3, 32, 32)
     assert puzzle(x, distant_orders(2)).shape == x.shape
     assert torch.equal(puzzle(x[..., :30, :30], distant_orders(2))[0], x[0, :, :30, :30])
-    with pytest.raises(UserError, match="frozen"):
+    with pytest.raises(UserError, match="stored features"):
         JiGen(ReadyFeatures(4, 2), num_classes=3)
 
 

@@ -72,5 +72,5 @@ def test_mixing_changes_the_loss_about_as_often_as_its_probability() -> None:
 def test_mixstyle_without_maps_is_a_user_error() -> None:
     with pytest.raises(UserError, match="tokens"):
         kind_on_images(MixStyle, "vit_tiny_patch16_224", 32)
-    with pytest.raises(UserError, match="frozen"):
+    with pytest.raises(UserError, match="stored features"):
         MixStyle(ReadyFeatures(4, 2), num_classes=3)

@@ -29,9 +29,9 @@ def test_impossible_arguments_are_refused(name: str, arguments: dict) -> None:
         kind_on_images(ALGORITHMS[name], **arguments)
 
 
-@pytest.mark.parametrize(("name", "word"), [("dson", "BatchNorm"), ("l2a_ot", "stored features")])
-def test_stored_features_are_a_user_error(name: str, word: str) -> None:
-    with pytest.raises(UserError, match=word):
+@pytest.mark.parametrize("name", ["dson", "l2a_ot"])
+def test_stored_features_are_a_user_error(name: str) -> None:
+    with pytest.raises(UserError, match="stored features"):
         on_features(name)
 
 

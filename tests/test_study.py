@@ -25,6 +25,7 @@ from solodg.explain.swap_study import (
 )
 from solodg.models.image_norm import donor_statistics, image_norms, normalise_by_image
 from solodg.progress import NoProgress
+from solodg.readings import Reading
 from solodg.runs import checkpoint
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
@@ -133,7 +134,7 @@ def test_poses_of_a_backbone_and_statistics_are_swapped_without_a_style(tmp_path
         x, labels = every(studied.targets[domain]).x, studied.targets[domain].labels
         with torch.inference_mode():
             own = (studied.algorithm(x).argmax(1).numpy() == labels).mean()
-            with studied.algorithm.backbone.reading_as((100.0,), upright=False):
+            with studied.algorithm.backbone.reading_as((Reading(100.0),), upright=False):
                 none = (studied.algorithm(x).argmax(1).numpy() == labels).mean()
         assert accuracies["own"] == pytest.approx(own)
         assert accuracies["none"] == pytest.approx(none)
