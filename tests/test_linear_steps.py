@@ -7,10 +7,8 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from solodg.algorithms import ALGORITHMS
 from solodg.bench.cell import Cell
 from solodg.errors import UserError
-from solodg.models.backbones import build_backbone
 from solodg.runs import folds
 from solodg.runs.build import make_schedule
 from solodg.runs.config import Machine, RunConfig
@@ -18,7 +16,7 @@ from solodg.runs.defaults import resolve
 from solodg.runs.fit import Schedule, fit, start, update
 from solodg.runs.train import train_run
 from solodg.storage import read_lines
-from solodg.types import Batch, Episode
+from tests.test_training import SameEpisode, new_erm
 
 CPU = Machine(accelerator="cpu")
 
@@ -41,23 +39,6 @@ def test_cosine_after_linear_steps_against_the_formula() -> None:
     schedule = Schedule(6, 1, 1.0, 1.0, 0.0, 0, decay="cosine", linear_steps=2)
     found = [schedule.factor(step) for step in range(1, 7)]
     assert found == pytest.approx([1, 1, *((1 + math.cos(math.pi * k / 4)) / 2 for k in range(4))])
-
-
-class SameEpisode:
-    """The same episode at every step."""
-
-    def __init__(self) -> None:
-        x = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        y = torch.arange(12) % 3
-        self.episode = Episode(Batch(x[:6], y[:6], y[:6] * 0), Batch(x[6:], y[6:], y[6:] * 0 + 1))
-
-    def episodes(self, start: int, stop: int, rank: int = 0):
-        yield from (self.episode for _ in range(start, stop))
-
-
-def new_erm():
-    torch.manual_seed(0)
-    return ALGORITHMS["erm"](build_backbone("small_cnn", channels=3, image_size=32), num_classes=3)
 
 
 def test_linear_steps_are_two_trainings_by_hand() -> None:

@@ -41,15 +41,20 @@ def main() -> None:
         print(f"image norm {choice}: {line}, mean {100 * np.mean(scores):.1f}", flush=True)
 
 
-def read(data: Path) -> tuple[list[str], torch.Tensor, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns domain names, pixels (N, 3, H, W), labels (N,) and domains (N,) of the images."""
+def read(
+    data: Path, images: int = IMAGES
+) -> tuple[list[str], torch.Tensor, NDArray[np.int64], NDArray[np.int64]]:
+    """Returns domain names, pixels (N, 3, H, W), labels (N,) and domains (N,) of some images.
+
+    These are `images` of each class and domain, drawn by a fixed seed.
+    """
     dataset = dataset_spec("pacs").load(Loading(data, SIZE, 3))
     names = list(dataset.domain_names)
     pixels, labels, domains = [], [], []
     for number, part in enumerate(dataset.targets(names).values()):
         random = np.random.default_rng(0)
         members = [np.flatnonzero(part.labels == c) for c in np.unique(part.labels)]
-        chosen = np.concatenate([random.permutation(own)[:IMAGES] for own in members])
+        chosen = np.concatenate([random.permutation(own)[:images] for own in members])
         pixels.append(part.images.take(chosen))
         labels.append(part.labels[chosen])
         domains.append(np.full(len(chosen), number))

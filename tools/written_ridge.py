@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from choose_image_norm import read
 from solodg.algorithms.ridge import square_rooted
-from solodg.data import Loading, dataset_spec
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import build_backbone
 from solodg.readings import Reading
@@ -37,7 +37,7 @@ def main() -> None:
     """Prints the accuracies of every way to weigh the source domains."""
     keep_freed_memory()
     data, weights = Path(sys.argv[1]), Path(sys.argv[2])
-    names, pixels, labels, domains = read(data)
+    names, pixels, labels, domains = read(data, IMAGES)
     found = [embed(reading, weights, pixels) for reading in READINGS]
     z, style = np.stack([f[0] for f in found]), found[0][1]
     print(f"{'weights of the source domains':40}", *(f"{name:>13}" for name in names), "  mean")
@@ -50,21 +50,6 @@ def main() -> None:
             accuracy(z, style, labels, domains, t, sharpness, donor) for t in range(len(names))
         ]
         print(f"{title:40}", *(f"{s:13.1f}" for s in scores), f"{np.mean(scores):6.1f}", flush=True)
-
-
-def read(data: Path) -> tuple[list[str], torch.Tensor, NDArray[np.int64], NDArray[np.int64]]:
-    """Returns domain names, pixels (N, 3, H, W), labels (N,) and domains (N,) of the images."""
-    dataset = dataset_spec("pacs").load(Loading(data, SIZE, 3))
-    names = list(dataset.domain_names)
-    pixels, labels, domains = [], [], []
-    for number, part in enumerate(dataset.targets(names).values()):
-        random = np.random.default_rng(0)
-        members = [np.flatnonzero(part.labels == c) for c in np.unique(part.labels)]
-        chosen = np.concatenate([random.permutation(own)[:IMAGES] for own in members])
-        pixels.append(part.images.take(chosen))
-        labels.append(part.labels[chosen])
-        domains.append(np.full(len(chosen), number))
-    return names, torch.cat(pixels), np.concatenate(labels), np.concatenate(domains)
 
 
 @torch.inference_mode()
