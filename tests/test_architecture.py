@@ -22,6 +22,7 @@ runs
 predict sklearn
 bench explain
 report serving
+model
 __init__ demo
 cli
 __main__
@@ -51,7 +52,8 @@ MODULES = {
         domains
         episodes loading pseudo_domains rotation shifts summary
         folder rotated toy
-        lab manifest office_home pacs svhn_mnist
+        image_table lab office_home pacs svhn_mnist
+        in_memory manifest
         site
         __init__
     """,
@@ -85,7 +87,7 @@ MODULES = {
         __init__ allocator cache_folder option row_files
         machine
         config model_info origin predictions statistics stored_arguments
-        defaults dense_average devices metrics metrics_log presets
+        defaults dense_average devices metrics metrics_log named_settings presets
         class_metrics
         bootstrap
         scores
@@ -120,7 +122,7 @@ MODULES = {
         explanation study_table swap_poses
         panels
         figure
-        swap_study
+        drawer swap_study
     """,
     "report": """
         __init__ predictions

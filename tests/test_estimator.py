@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from sklearn.base import clone
@@ -11,6 +12,7 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import has_fit_parameter
 
 from solodg import SoloClassifier
 from solodg.algorithms import ALGORITHMS
@@ -127,6 +129,35 @@ def test_domains_must_be_as_many_as_rows() -> None:
     X, y, _ = shifted(10)
     with pytest.raises(ValueError, match="one entry per row"):
         SoloClassifier().fit(X, y, domains=[1, 2])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT])
+def test_a_missing_domain_is_told(missing) -> None:
+    X, y, domains = shifted(10)
+    given = domains.astype(object)
+    given[7] = missing
+    with pytest.raises(ValueError, match=r"in row 7 \(1 such row"):
+        SoloClassifier(steps=2).fit(X, y, domains=given)
+    with pytest.raises(ValueError, match=r"in row 7 \(1 such row"):
+        SoloClassifier(steps=2).fit(X, y, domains=pd.Series(given))
+
+
+def test_a_number_among_names_is_a_domain() -> None:
+    X, y, domains = shifted(10)
+    given = [0 if domain == "site-0" else domain for domain in domains]
+    model = SoloClassifier(steps=2).fit(X, y, domains=np.array(given, dtype=object))
+    assert model.domains_ == ["0", "site-1", "site-2", "site-3"]
+
+
+def test_sample_weights_are_refused_and_not_promised() -> None:
+    X, y, domains = shifted(10)
+    assert not has_fit_parameter(SoloClassifier(), "sample_weight")
+    with pytest.raises(ValueError, match="does not support sample_weight"):
+        SoloClassifier(steps=2).fit(X, y, domains=domains, sample_weight=np.ones(len(y)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sample_weights'"):
+        SoloClassifier(steps=2).fit(X, y, domains=domains, sample_weights=None)
+    model = SoloClassifier(steps=2).fit(X, y, domains=domains, sample_weight=None)
+    assert model.domains_ == [f"site-{i}" for i in range(4)]
 
 
 def test_the_default_is_a_linear_classifier_that_has_converged() -> None:

@@ -96,3 +96,12 @@ class BarProgress:
         write(f"{done} of {total}")
         yield advance
         write(f"done in {time.monotonic() - started:.0f} s. {last}".rstrip())
+
+
+def stderr_output(verbose: bool) -> tuple[Progress, Say]:
+    """Returns what shows progress and messages on stderr; nothing is shown if not `verbose`."""
+    if not verbose:
+        return NoProgress(), lambda text: None
+    # Without markup, since names of files and classes may contain square brackets.
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    return BarProgress(console), console.print

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.data.domains import SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
+from solodg.data.in_memory import is_missing
 from solodg.data.labelled_images import LabelledImages
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import unaugmented
@@ -78,8 +79,14 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_domains = n_domains
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike, domains: ArrayLike | None = None) -> "SoloClassifier":
-        """Trains on rows of several domains; returns the classifier itself."""
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, domains: ArrayLike | None = None, **unknown: Any
+    ) -> "SoloClassifier":
+        """Trains on rows of several domains; returns the classifier itself.
+
+        There is no `sample_weight`: an update draws its rows by domain and class.
+        """
+        _refuse(unknown)
         if self.algorithm not in ALGORITHMS:
             raise ValueError(str(unknown_name("algorithm", self.algorithm, ALGORITHMS)))
         X, y = validate_data(self, X, y, dtype=np.float32, ensure_min_samples=2)
@@ -126,7 +133,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(
                     f"domains must have one entry per row: {given.shape} for {labels.shape}."
                 )
-            unique, inverse = np.unique(given, return_inverse=True)
+            unique, inverse = np.unique(_named(given), return_inverse=True)
             names, numbers = tuple(str(name) for name in unique), inverse.astype(np.int64)
         everything = np.arange(len(labels))
         stored = StoredFeatures([X], np.zeros((len(X), 1), np.int64), everything, [""] * len(X))
@@ -200,6 +207,35 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state = start(fabric, algorithm, schedule)
         for _ in fit(fabric, state, loader, unaugmented, schedule):
             pass
+
+
+def _refuse(unknown: dict[str, Any]) -> None:
+    """Raises `ValueError` for sample weights, and `TypeError` for other arguments of `fit`.
+
+    A `sample_weight` among the parameters of `fit` would tell scikit-learn that it is supported.
+    """
+    for name, value in unknown.items():
+        if name != "sample_weight":
+            raise TypeError(f"fit() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise ValueError(
+                "SoloClassifier does not support sample_weight: an update draws its rows by domain "
+                "and class, not by weight. Leave it out, or repeat rows in X, y and domains."
+            )
+
+
+def _named(domains: NDArray[Any]) -> NDArray[Any]:
+    """Returns the domain of each row; raises `ValueError` if one is missing (None, NaN)."""
+    names = domains.tolist()
+    missing = [i for i, name in enumerate(names) if is_missing(name)]
+    if missing:
+        raise ValueError(
+            f"domains has {names[missing[0]]!r} in row {missing[0]} ({len(missing)} such row(s)): "
+            "give every row a domain, or none to any (domains=None)."
+        )
+    if domains.dtype == object and len({type(name) for name in names}) > 1:
+        return domains.astype(str)  # several types have no order
+    return domains
 
 
 def _shares_classes(source: SourceData) -> bool:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solodg.errors import UserError
-
 if TYPE_CHECKING:
     from solodg.predict.onnx import OnnxPredictor
     from solodg.predict.torch import Predictor
@@ -32,14 +30,5 @@ def load_model(
 
     if not is_onnx(path):
         return load_run(path, accelerator, precision)
-    if accelerator not in (None, "auto", "cpu"):
-        raise UserError(
-            f"--accelerator {accelerator}: an exported file is computed on the CPU. Give the "
-            "folder of the run instead."
-        )
-    if precision not in (None, "32-true"):
-        raise UserError(
-            f"--precision {precision}: an exported file has the precision 32-true. Give the folder "
-            "of the run instead."
-        )
-    return OnnxPredictor.load(path)
+    device = "cpu" if accelerator in (None, "auto") else accelerator
+    return OnnxPredictor.load(path).to(device, precision)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import out
-from solodg.errors import UserError
 
 
 def export(
@@ -20,13 +19,9 @@ def export(
     that runs ONNX. Its results are compared with those of PyTorch, on the CPU and at 32 bits,
     before it is written.
     """
-    from solodg.predict.export import export_onnx
-    from solodg.predict.onnx import is_onnx
-    from solodg.predict.torch import Predictor
+    from solodg.model import load
 
-    if not is_onnx(onnx):
-        raise UserError(f"--onnx {onnx}: the name must end with .onnx.")
-    difference = export_onnx(Predictor.load(run), onnx)
+    difference = load(run).export(onnx)
     size = onnx.stat().st_size / 1e6
     out.print(f"Wrote {onnx}, {size:.1f} MB; differs from PyTorch by at most {difference:.1e}.")
     out.print(f"Next: solodg predict {onnx} IMAGE", style="dim")

@@ -3,17 +3,12 @@
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from solodg.cli.console import err
 from solodg.cli.options import Accelerator, MovedDataDir, Precision
 from solodg.errors import UserError
-
-if TYPE_CHECKING:
-    from solodg.pixels import Pixels
-    from solodg.serving.service import Draw
 
 
 def serve(
@@ -70,10 +65,10 @@ def serve(
     """
     from solodg.cli.devices import load_model
     from solodg.errors import missing_extra
+    from solodg.model import Model
 
     try:
         from solodg.serving.server import read_token
-        from solodg.serving.server import serve as run_server
         from solodg.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise missing_extra("serve", "The server", error) from error
@@ -88,37 +83,8 @@ def serve(
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
-    name = model.resolve().name
-    predictor = load_model(model, accelerator, precision)
-    draw = _figures(model, predictor, data_dir) if model.is_dir() else None
-    run_server(predictor, name, settings, host=host, port=port, draw=draw, say=err.print)
-
-
-def _figures(run: Path, predictor: Any, data_dir: Path | None) -> "Draw | None":
-    """Returns a function that draws the explanation of an image; None without source images."""
-    from solodg.explain.explanation import explain_pixels
-    from solodg.explain.figure import explain_figure
-    from solodg.explain.projection import stored_projection
-    from solodg.figures.style import themed_svg
-    from solodg.progress import BarProgress
-    from solodg.runs.folder import moved_machine
-
-    try:
-        projection = stored_projection(
-            run,
-            predictor,
-            moved_machine(run, data_dir),
-            progress=BarProgress(err),
-            say=err.print,
-        )
-    except (UserError, OSError) as error:
-        err.print(f"No figures: {error}", style="yellow")
-        return None
-
-    def draw(pixels: "Pixels") -> bytes:
-        return themed_svg(explain_figure(explain_pixels(predictor, projection, pixels)))
-
-    return draw
+    served = Model(load_model(model, accelerator, precision), model)
+    served.serve(host, port, settings=settings, data_dir=data_dir)
 
 
 def _bytes(option: str, megabytes: float) -> int:

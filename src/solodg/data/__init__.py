@@ -5,6 +5,7 @@ from pathlib import Path
 
 from solodg.data.domains import DomainDataset, SourceData
 from solodg.data.folder import load_folder, published
+from solodg.data.in_memory import IN_MEMORY, gone_from_memory
 from solodg.data.lab import LAB
 from solodg.data.labelled_images import LabelledImages
 from solodg.data.loading import DatasetSpec, Loading, default_data_dir
@@ -52,9 +53,14 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def dataset_spec(name: str) -> DatasetSpec:
-    """Returns a registered dataset by name, or own images by the path of a folder or CSV file."""
+    """Returns a registered dataset by name, or own images by the path of a folder or CSV file.
+
+    Data of a finished run that was in memory has an entry too, which says that it is gone.
+    """
     if name in DATASETS:
         return DATASETS[name]
+    if name.startswith(IN_MEMORY):
+        return gone_from_memory(name)
     path = Path(name)
     if path.is_dir():
         return _own_images(path, lambda loading: load_folder(path, loading))
@@ -79,6 +85,7 @@ def _own_images(path: Path, load: Callable[[Loading], DomainDataset]) -> Dataset
 
 __all__ = [
     "DATASETS",
+    "IN_MEMORY",
     "DatasetSpec",
     "DomainDataset",
     "LabelledImages",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from solodg.pixels import EXTENSIONS, BadImageError, Window, decode_pixels
 
-__all__ = ["EXTENSIONS", "BadImageError", "Window", "decode"]
+__all__ = ["EXTENSIONS", "BadImageError", "Window", "decode", "guessed_note"]
 
 
 def decode(
@@ -26,4 +26,12 @@ def decode(
     """
     return torch.from_numpy(
         decode_pixels(source, channels=channels, size=size, window=window, on_guess=on_guess)
+    )
+
+
+def guessed_note(count: int) -> str:
+    """Returns a remark for the user on images whose range of values was guessed."""
+    return (
+        f"{count} image(s) have more than 8 bits, and the range of each is guessed from its "
+        "largest value. Give the same range to all with --window LOW HIGH."
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from solodg.data.decode import EXTENSIONS
 from solodg.data.domains import DomainDataset, normalise_name
-from solodg.data.images import ImageFiles
+from solodg.data.images import ImageFiles, Images
 from solodg.data.listing import LeftOut, ListedImage, Listing
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.data.splits import UNASSIGNED, Ints
@@ -121,32 +121,57 @@ def dataset_of_files(
     images: Sequence[ListedImage],
     loading: Loading,
     *,
+    domain_order: Sequence[str] | None = None,
+    left_out: tuple[LeftOut, ...] = (),
+) -> DomainDataset:
+    """Builds the dataset of image files below `root`, as `build_dataset` does."""
+    paths, labels, domains = zip(*images, strict=True)
+    return build_dataset(
+        name,
+        image_files(root, paths, loading),
+        labels,
+        domains,
+        domain_order=domain_order,
+        left_out=left_out,
+    )
+
+
+def image_files(root: Path, paths: Sequence[str], loading: Loading) -> ImageFiles:
+    """Returns the image files below `root` as the settings of a dataset read them."""
+    return ImageFiles(
+        root,
+        paths,
+        channels=loading.channels,
+        size=loading.image_size,
+        budget=loading.budget,
+        window=loading.window,
+    )
+
+
+def build_dataset(
+    name: str,
+    images: Images,
+    labels: Sequence[str],
+    domains: Sequence[str],
+    *,
     splits: Sequence[int] | None = None,
     domain_order: Sequence[str] | None = None,
     left_out: tuple[LeftOut, ...] = (),
 ) -> DomainDataset:
-    """Builds the dataset of image files below `root`.
+    """Builds the dataset of images with the names of their classes and domains, sorted by name.
 
     Raises `UserError` if two classes or two domains differ in case or Unicode form alone.
     """
-    paths, labels, domains = zip(*images, strict=True)
     classes = sorted(set(labels))
     domain_names = list(domain_order or sorted(set(domains)))
     check_spelling("classes", classes)
     check_spelling("domains", domain_names)
     class_index = {c: i for i, c in enumerate(classes)}
     domain_index = {d: i for i, d in enumerate(domain_names)}
-    split = np.array(splits or [UNASSIGNED] * len(images), dtype=np.int64)
+    split = np.array(splits or [UNASSIGNED] * len(labels), dtype=np.int64)
     return DomainDataset(
         name=name,
-        images=ImageFiles(
-            root,
-            paths,
-            channels=loading.channels,
-            size=loading.image_size,
-            budget=loading.budget,
-            window=loading.window,
-        ),
+        images=images,
         labels=np.array([class_index[c] for c in labels], dtype=np.int64),
         domains=np.array([domain_index[d] for d in domains], dtype=np.int64),
         classes=tuple(classes),

@@ -39,10 +39,19 @@ def load_site(path: Path, loading: Loading, classes: Sequence[str]) -> DomainDat
         raise UserError(f"{path} is neither a folder nor a .csv file: expected {_LAYOUTS}.")
     else:
         raise UserError(f"nothing at {path}: expected {_LAYOUTS}.")
+    return numbered_by(classes, dataset, str(path))
+
+
+def numbered_by(classes: Sequence[str], dataset: DomainDataset, source: str) -> DomainDataset:
+    """Returns labelled images numbered by the classes of a model.
+
+    Classes may be missing. One that the model does not know is an error, in which `source` is the
+    name of the data.
+    """
     unknown = [name for name in dataset.classes if name not in classes]
     if unknown:
         raise UserError(
-            f"{path} has images of {_listed(unknown)}, which the model does not know; it knows "
+            f"{source} has images of {_listed(unknown)}, which the model does not know; it knows "
             f"{_listed(classes)}. Rename or remove them; the layout is {_LAYOUTS}."
         )
     numbers = np.array([list(classes).index(name) for name in dataset.classes], dtype=np.int64)

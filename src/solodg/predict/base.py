@@ -22,6 +22,8 @@ from solodg.runs.predictions import Prediction, Predictions
 class ImagePredictor(ABC):
     """A trained model with its classes and preprocessing. Threads may share it."""
 
+    runtime = "PyTorch"  # the library that computes the predictions
+
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
 

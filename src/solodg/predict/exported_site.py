@@ -4,7 +4,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from solodg.data import LabelledImages
+from solodg.data import DomainDataset, LabelledImages
 from solodg.predict.onnx import OnnxPredictor
 from solodg.progress import Advance, NoProgress, Progress, Say
 from solodg.runs.class_metrics import all_metrics
@@ -18,13 +18,13 @@ _UNKNOWN_SEED = -1  # an exported file does not name the seed of its training
 
 def score_exported(
     predictor: OnnxPredictor,
-    on: Path,
+    on: Path | DomainDataset,
     *,
     skip_bad_images: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
 ) -> list[ScoredRecord]:
-    """Scores the model of an exported file on a folder or a CSV of labelled images.
+    """Scores the model of an exported file on labelled images, which `open_site` opens.
 
     The records have the description of the model in place of a configuration, and the seed -1.
     """

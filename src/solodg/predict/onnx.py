@@ -26,6 +26,8 @@ METADATA = "solodg"  # the key of the JSON that describes the model
 class OnnxPredictor(ImagePredictor):
     """A model that `solodg export` wrote to a file."""
 
+    runtime = "ONNX Runtime"
+
     def __init__(self, session: "InferenceSession", info: ModelInfo) -> None:
         super().__init__(info)
         self._session = session  # its `run` may be called by several threads at once
@@ -42,6 +44,20 @@ class OnnxPredictor(ImagePredictor):
             raise damaged(str(path), "it has no checksum")
         _check_graph(session, info, str(path))
         return cls(session, info)
+
+    def to(self, device: object, precision: str | None = None) -> "OnnxPredictor":
+        """Returns this predictor; any device but the CPU, or precision but 32-true, is an error."""
+        if str(device) != "cpu":
+            raise UserError(
+                f"device {str(device)!r}: an exported file is computed on the CPU. Load the folder "
+                "of the run instead."
+            )
+        if precision not in (None, "32-true"):
+            raise UserError(
+                f"precision {precision!r}: an exported file has the precision 32-true. Load the "
+                "folder of the run instead."
+            )
+        return self
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the graph, in one forward pass."""

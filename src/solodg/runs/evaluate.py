@@ -85,7 +85,7 @@ def score_run(
     folder: Path,
     machine: Machine | None = None,
     *,
-    on: Path | None = None,
+    on: Path | DomainDataset | None = None,
     dataset: str | None = None,
     adapter: str = "none",
     stream: Stream | None = None,
@@ -97,11 +97,11 @@ def score_run(
 ) -> list[ScoredRecord]:
     """Scores the saved model on its target domains, and on held-out images of its sources.
 
-    With `on`, a folder or a CSV of labelled images, it is scored on these alone, and needs no
-    training data. `machine` and `dataset` say where the data lies, if it has moved since training.
-    An adapter, or a given `stream`, is scored on unseen domains alone, in the stream's order and
-    batches. With `same_sources`, source images that are not those of the training are an error.
-    Nothing is written.
+    With `on`, labelled images in a folder, a CSV or a loaded dataset (see `open_site`), it is
+    scored on these alone, and needs no training data. `machine` and `dataset` say where the data
+    lies, if it has moved since training. An adapter, or a given `stream`, is scored on unseen
+    domains alone, in the stream's order and batches. With `same_sources`, source images that are
+    not those of the training are an error. Nothing is written.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)

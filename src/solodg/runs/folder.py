@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from solodg.data import DATASETS
+from solodg.data import DATASETS, IN_MEMORY
 from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.origin import Origin
@@ -170,7 +170,7 @@ def absolute_config(config: ResolvedConfig) -> ResolvedConfig:
     values: dict[str, Any] = {}
     if config.weights:
         values["weights"] = os.path.abspath(config.weights)
-    if config.dataset not in DATASETS:
+    if config.dataset not in DATASETS and not config.dataset.startswith(IN_MEMORY):
         values["dataset"] = os.path.abspath(config.dataset)
     return config.model_copy(update=values)
 

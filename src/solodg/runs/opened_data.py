@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from solodg.data import DomainDataset, LabelledImages, Loading, SourceData, dataset_spec
+from solodg.data.decode import guessed_note
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.data.splits import TEST, VAL
 from solodg.data.summary import DataSummary, summarise
@@ -21,13 +22,16 @@ ShowData = Callable[[DataSummary], None]  # a callback that shows the user what 
 
 
 def open_source(
-    config: ResolvedConfig, machine: Machine, show: ShowData = lambda summary: None
+    config: ResolvedConfig,
+    machine: Machine,
+    show: ShowData = lambda summary: None,
+    data: DomainDataset | None = None,
 ) -> tuple[SourceData, ResolvedConfig]:
     """Returns the source domains of a run, and its configuration with the data's domain names.
 
-    `show` is called with a summary of all domains.
+    `show` is called with a summary of all domains. `data` is the dataset if it is loaded already.
     """
-    dataset = load_dataset(config, machine)
+    dataset = load_dataset(config, machine) if data is None else data
     targets = dataset.canonical(config.targets)
     exclude = dataset.canonical(config.exclude) if config.exclude else None
     config = config.model_copy(update={"targets": targets, "exclude": exclude})
@@ -121,19 +125,7 @@ def read_source(
 
 def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     """Loads the dataset that a configuration names, with all its domains."""
-    spec = dataset_spec(config.dataset)
-    dataset = spec.load(
-        Loading(
-            data_dir=machine.data_dir,
-            image_size=config.image_size,
-            channels=config.channels,
-            seed=config.seed,
-            train_images=config.train_images,
-            download=machine.download,
-            budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
-            window=config.window,
-        )
-    )
+    dataset = dataset_spec(config.dataset).load(loading_of(config, machine))
     if config.window and not isinstance(dataset.images, ImageFiles):
         raise UserError(
             f"--window is for image files of more than 8 bits; {config.dataset} has 8-bit images."
@@ -141,15 +133,26 @@ def load_dataset(config: ResolvedConfig, machine: Machine) -> DomainDataset:
     return dataset
 
 
+def loading_of(config: ResolvedConfig, machine: Machine) -> Loading:
+    """Returns the settings with which a run loads its dataset."""
+    return Loading(
+        data_dir=machine.data_dir,
+        image_size=config.image_size,
+        channels=config.channels,
+        seed=config.seed,
+        train_images=config.train_images,
+        download=machine.download,
+        budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
+        window=config.window,
+    )
+
+
 def say_guessed_ranges(source: SourceData, say: Say) -> None:
     """Says how many decoded source images have more than 8 bits and no window."""
     parts = (source.train.images, source.val.images, source.test.images)
     count = sum(len(images.guessed) for images in parts if isinstance(images, ImageFiles))
     if count:
-        say(
-            f"{count} image(s) have more than 8 bits, and the range of each is guessed from its "
-            "largest value. Give the same range to all with --window LOW HIGH."
-        )
+        say(guessed_note(count))
 
 
 def without_bad_images(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from solodg.data import DomainDataset, Loading
-from solodg.data.site import load_site
+from solodg.data import DomainDataset, Loading, default_data_dir
+from solodg.data.site import load_site, numbered_by
 from solodg.data.summary import summarise
 from solodg.errors import UserError
 from solodg.progress import Progress, Say
@@ -15,20 +15,33 @@ PROTOCOL = "new site"
 ROLE = "new-site"
 
 
-def open_site(
-    path: Path, info: ModelInfo, *, skip_bad_images: bool, progress: Progress, say: Say
-) -> tuple[DomainDataset, list[ScoredPart]]:
-    """Opens a folder or a CSV of labelled images as a model reads them, and their domains.
-
-    If a manifest marks images of a domain with split test, only those are scored.
-    """
-    loading = Loading(
-        data_dir=Path(),
+def site_loading(info: ModelInfo) -> Loading:
+    """Returns the settings with which images are loaded as a model reads them."""
+    return Loading(
+        data_dir=default_data_dir(),
         image_size=info.image_size,
         channels=info.channels,
         window=info.window,
     )
-    dataset = load_site(path, loading, info.classes)
+
+
+def open_site(
+    on: Path | DomainDataset,
+    info: ModelInfo,
+    *,
+    skip_bad_images: bool,
+    progress: Progress,
+    say: Say,
+) -> tuple[DomainDataset, list[ScoredPart]]:
+    """Opens labelled images as a model reads them, and their domains.
+
+    They are a folder, a CSV, or a dataset that was loaded by `site_loading`. If images of a domain
+    are marked with split test, only those are scored.
+    """
+    if isinstance(on, DomainDataset):
+        dataset = numbered_by(info.classes, on, on.name)
+    else:
+        dataset = load_site(on, site_loading(info), info.classes)
     for line in summarise(dataset).remarks():
         say(line)
     parts = []
@@ -44,5 +57,5 @@ def open_site(
             continue
         parts.append(ScoredPart(ROLE, images, images))
     if not parts:
-        raise UserError(f"no image of {path} can be read: there is nothing to score.")
+        raise UserError(f"no image of {dataset.name} can be read: there is nothing to score.")
     return dataset, parts

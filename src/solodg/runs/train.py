@@ -13,7 +13,7 @@ import torch
 from lightning_fabric import Fabric
 
 from solodg.algorithms import Algorithm
-from solodg.data import LabelledImages, SourceData
+from solodg.data import DomainDataset, LabelledImages, SourceData
 from solodg.data.domains import normalise_name
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import AUGMENTATIONS, unaugmented
@@ -66,6 +66,7 @@ def train_run(
     machine: Machine,
     folder: Path,
     *,
+    data: DomainDataset | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     say: Say = lambda text: None,
@@ -73,8 +74,9 @@ def train_run(
 ) -> Path:
     """Trains a model, selects it on source validation images and leaves it in `folder`.
 
-    With `resume` it continues a run that was killed; a finished run is left as it is. `show` is
-    called with a summary of the data; without it, `say` gets what was left out of the data.
+    `data` is the dataset of the configuration if it is loaded already. With `resume` it continues
+    a run that was killed; a finished run is left as it is. `show` is called with a summary of the
+    data; without it, `say` gets what was left out of the data.
     """
     resolved = resolve(config)
     fabric = launch(resolved, machine)
@@ -82,7 +84,7 @@ def train_run(
         progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
     with unchanged_generators(), ending_together(fabric), ExitStack() as until_end:
-        source, config = open_source(resolved, machine, show or remarks_to(say))
+        source, config = open_source(resolved, machine, show or remarks_to(say), data)
         if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
             say(f"{folder} is finished already: nothing to do.")
         else:

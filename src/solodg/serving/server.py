@@ -3,7 +3,8 @@
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +61,25 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=int(settings.seconds) + 5,
         )
-        # uvicorn raises the signal again after a graceful stop; that must not end the process.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
         message = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
-        _Server(config, lambda: say(message)).run(sockets=[listening])
-    say("Stopped.")
+        with _signals_ignored():
+            _Server(config, lambda: say(message)).run(sockets=[listening])
+            say("Stopped.")
     logging.shutdown()
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Ignores SIGTERM and SIGINT, which uvicorn raises again after a graceful stop.
+
+    They must not end the process, which may be a Python session that goes on afterwards.
+    """
+    before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Server(uvicorn.Server):

@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from solodg.pixels import BadImageError, Pixels, TooManyPixelsError, decode_pixels
 from solodg.predict.base import ImagePredictor
-from solodg.predict.onnx import OnnxPredictor
 from solodg.runs.predictions import NotFiniteError
 from solodg.serving.admission import AdmissionLimit
 from solodg.serving.batching import MicroBatcher
@@ -173,7 +172,7 @@ class Service:
         settings = self.settings
         return ModelResponse(
             name=self.name,
-            runtime="ONNX Runtime" if isinstance(self.predictor, OnnxPredictor) else "PyTorch",
+            runtime=self.predictor.runtime,
             solodg=version("solodg"),
             explains=self.draw is not None,
             model=self.predictor.info.model_dump(),
