@@ -177,11 +177,11 @@ def _class_name(value: Any, names: Sequence[str] | None) -> Any:
 def _items(data: Any) -> _Held:
     first = data[0] if len(data) else (None, None, None)
     width = len(first) if isinstance(first, tuple | list) else 0
-    header = (IMAGE, LABEL, DOMAIN)[: max(2, width)]
+    header = (IMAGE, LABEL, DOMAIN)[: 2 if width == 2 else 3]
 
     def read() -> Iterator[dict[str, Any]]:
         for i in range(len(data)):
-            item = data[i]
+            item = data[i] if i else first
             if not isinstance(item, tuple | list) or len(item) != len(header):
                 found = type(item).__name__
                 found += f" of {len(item)}" if isinstance(item, tuple | list) else ""
