@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from conftest import write_images
 from serving_process import served
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
@@ -86,6 +87,24 @@ def test_the_python_of_the_readme_runs(workplace: Path) -> None:
     first, second = output.getvalue().splitlines()
     assert first.startswith("disc")
     assert f"# {second}" in features
+
+
+def test_the_examples_of_the_python_page_run_in_order(workplace: Path) -> None:
+    hospitals, classes = ("hospital_a", "hospital_b", "hospital_c"), ("benign", "malignant")
+    write_images(workplace / "scans", {(h, c): 6 for h in hospitals for c in classes}, 32)
+    write_images(workplace, {("new_site", c): 4 for c in classes}, 32)
+    names: dict = {}
+    output = io.StringIO()
+    examples = blocks("python", (DOCS / "python.md").read_text())
+    with contextlib.redirect_stdout(output):
+        for example in examples:
+            exec(compile(example, "python.md", "exec"), names)
+    first, predicted, scored, exported = output.getvalue().splitlines()
+    assert first == "['benign', 'malignant'] runs/scans"
+    assert predicted.split()[0] == exported
+    assert re.fullmatch(r"[01]\.\d\d, between [01]\.\d\d and [01]\.\d\d", scored)
+    assert names["frame_model"].predict("new_site/benign/0.png").label == exported
+    assert len(names["scores"]["test_score"]) == 4
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
