@@ -222,6 +222,20 @@ def test_a_mistake_is_told_in_one_line(data, message: str) -> None:
     assert "\n" not in str(told.value)
 
 
+def test_unreadable_images_are_skipped_if_that_is_wanted() -> None:
+    images = list(PIXELS)
+    images[4] = images[9] = png()[:50]
+    found = load(frame(image=images), skip_bad_images=True)
+    good = [i for i in range(12) if i not in (4, 9)]
+    assert [found.classes[i] for i in found.labels] == [LABELS[i] for i in good]
+    np.testing.assert_array_equal(found.images.take(range(10)), PIXELS[good].transpose(0, 3, 1, 2))
+    assert "Skipped 2 unreadable image(s), the first: the DataFrame, row 4" in found.notes[0]
+    with pytest.raises(UserError, match="row 4: cannot read image"):
+        load(frame(image=images))
+    with pytest.raises(UserError, match="lists no images"):
+        load(frame(image=[b"x"] * 12), skip_bad_images=True)
+
+
 def test_more_images_than_memory_allows_are_refused_before_they_are_read() -> None:
     data = items()
     loading = Loading(Path(), image_size=SIZE, channels=3, budget=MemoryBudget(12 * 3 * 256 - 1))

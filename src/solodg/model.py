@@ -18,7 +18,7 @@ from solodg.errors import UserError, missing_extra
 from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.onnx import OnnxPredictor, is_onnx
-from solodg.progress import Progress, stderr_output
+from solodg.progress import stderr_output
 from solodg.runs.named_settings import named_settings
 from solodg.runs.predictions import Predictions
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from solodg.algorithms import Algorithm
-    from solodg.data import DomainDataset
     from solodg.predict.torch import Predictor
     from solodg.runs.scores import Scores
     from solodg.serving.settings import ServerSettings
@@ -79,7 +78,13 @@ def train(
     held = None
     if not is_path:
         loading = loading_of(resolved, machine)
-        held = load_in_memory(data, loading, name=_checked_name(name), progress=progress)
+        held = load_in_memory(
+            data,
+            loading,
+            name=_checked_name(name),
+            skip_bad_images=resolved.skip_bad_images,
+            progress=progress,
+        )
     folder, temporary = (Path(output), None) if output is not None else _temporary_folder()
     try:
         train_run(
@@ -172,41 +177,26 @@ class Model(ImagePredictor):
         data has them. They are computed at 32 bits, and nothing is written.
         """
         from solodg.runs.scores import score
+        from solodg.runs.site_data import labelled_images
 
         progress, say = stderr_output(verbose)
-        common: dict[str, Any] = {
-            "on": None if data is None else self._site(data, name, progress),
-            "skip_bad_images": skip_bad_images,
-            "progress": progress,
-            "say": say,
-        }
+        reading: dict[str, Any] = {"skip_bad_images": skip_bad_images, "progress": progress}
+        on = None if data is None else labelled_images(data, self.info, name, **reading)
         if isinstance(self.predictor, OnnxPredictor):
             from solodg.predict.exported_site import score_exported
 
-            if data is None:
+            if on is None:
                 raise UserError("an exported model has no images of its own: give evaluate(data).")
-            scored = score_exported(self.predictor, **common)
+            scored = score_exported(self.predictor, on, say=say, **reading)
         else:
             from solodg.runs.evaluate import score_run
 
-            scored = score_run(self._path, accelerator=self.predictor.device.type, **common)
+            device = self.predictor.device.type
+            scored = score_run(self._path, on=on, accelerator=device, say=say, **reading)
         return {
             found.record.domain: score(found.predictions, found.labels, self.classes, found.groups)
             for found in scored
         }
-
-    def _site(self, data: Any, name: str, progress: Progress) -> "Path | DomainDataset":
-        """Returns the path of labelled images, or the dataset that is loaded for this model."""
-        from solodg.data import DATASETS
-        from solodg.data.in_memory import load_in_memory
-        from solodg.runs.site_data import site_loading
-
-        loading = site_loading(self.info)
-        if not isinstance(data, str | Path):
-            return load_in_memory(
-                data, loading, name=name, default_domain=name, progress=progress
-            )  # fmt: skip
-        return DATASETS[data].load(loading) if data in DATASETS else Path(data)
 
     def save(self, path: str | Path) -> Path:
         """Copies the run folder, or the exported file, to a path where nothing is; returns it."""

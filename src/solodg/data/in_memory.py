@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from solodg.data.decode import decode, guessed_note
+from solodg.data.decode import BadImageError, decode, guessed_note
 from solodg.data.domains import DomainDataset
 from solodg.data.image_table import (
     DOMAIN,
@@ -49,13 +49,14 @@ def load_in_memory(
     *,
     name: str,
     default_domain: str | None = None,
+    skip_bad_images: bool = False,
     progress: Progress | None = None,
 ) -> DomainDataset:
     """Reads labelled images of a Python program; `name` is the name of the dataset.
 
     Images are read once, in order, and kept as pixels; a column of paths is read as a CSV manifest
     is, with paths relative to the working folder. Images without a domain are of `default_domain`;
-    without it, they are an error.
+    without it, they are an error. So is an image that cannot be read, unless `skip_bad_images`.
     """
     held = _held(data)
     table = ImageTable(
@@ -69,9 +70,9 @@ def load_in_memory(
             for i, values in enumerate(held.read())
         ]
         return dataset_of_paths(replace(table, rows=rows), name, Path.cwd(), loading)
-    images, rows, guessed = _read_images(held, texts, loading, progress or NoProgress())
-    dataset = dataset_of_table(replace(table, rows=rows), name, images)
-    return replace(dataset, notes=(*dataset.notes, guessed_note(guessed))) if guessed else dataset
+    read = _read_images(held, texts, loading, skip_bad_images, progress or NoProgress())
+    dataset = dataset_of_table(replace(table, rows=read.rows), name, read.images)
+    return replace(dataset, notes=(*dataset.notes, *read.notes()))
 
 
 def gone_from_memory(dataset: str) -> DatasetSpec:
@@ -205,10 +206,28 @@ def _text(value: Any) -> str:
     return "" if is_missing(value) else str(value).strip()
 
 
+class _ReadImages(NamedTuple):
+    images: ImageArray
+    rows: list[Row]  # of the images
+    guessed: int  # images whose range of values was guessed
+    skipped: list[UserError]  # of images that cannot be read
+
+    def notes(self) -> list[str]:
+        """Returns remarks for the user on how the images were read."""
+        notes = [guessed_note(self.guessed)] if self.guessed else []
+        if self.skipped:
+            count = len(self.skipped)
+            notes.append(f"Skipped {count} unreadable image(s), the first: {self.skipped[0]}")
+        return notes
+
+
 def _read_images(
-    held: _Held, texts: Sequence[str], loading: Loading, progress: Progress
-) -> tuple[ImageArray, list[Row], int]:
-    """Returns the pixels, the other columns, and the number of images of a guessed range."""
+    held: _Held,
+    texts: Sequence[str],
+    loading: Loading,
+    skip_bad_images: bool,
+    progress: Progress,
+) -> _ReadImages:
     shape = (held.count, loading.channels, loading.image_size, loading.image_size)
     if not loading.budget.reserve(math.prod(shape)):
         raise UserError(
@@ -216,19 +235,25 @@ def _read_images(
             f"at {loading.image_size} pixels: give more memory_gb or a smaller image_size, or save "
             "the images as files."
         )
-    pixels, rows = np.empty(shape, np.uint8), list[Row]()
+    pixels, rows, skipped = np.empty(shape, np.uint8), list[Row](), list[UserError]()
     guessed: set[int] = set()
     with progress.bar("Reading images", held.count) as advance:
         for i, values in enumerate(held.read()):
-            rows.append(_row(held, i, values, texts))
+            row = _row(held, i, values, texts)
             try:
-                pixels[i] = _pixels(
-                    values[held.image_column], loading, lambda: guessed.add(len(rows))
-                )
+                image = _pixels(values[held.image_column], loading, lambda: guessed.add(len(rows)))
             except UserError as error:
-                raise UserError(f"{rows[-1].place}: {error}") from error
+                told = UserError(f"{row.place}: {error}")
+                if not (skip_bad_images and isinstance(error, BadImageError)):
+                    raise told from error
+                skipped.append(told)
+            else:
+                pixels[len(rows)] = image
+                rows.append(row)
             advance(1)
-    return ImageArray(torch.from_numpy(pixels)), rows, len(guessed)
+    return _ReadImages(
+        ImageArray(torch.from_numpy(pixels[: len(rows)])), rows, len(guessed), skipped
+    )
 
 
 def _pixels(image: Any, loading: Loading, on_guess: Callable[[], None]) -> Pixels:

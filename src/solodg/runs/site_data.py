@@ -1,8 +1,10 @@
 """The labelled images of a new site: scored by a trained model, without its training data."""
 
 from pathlib import Path
+from typing import Any
 
-from solodg.data import DomainDataset, Loading, default_data_dir
+from solodg.data import DATASETS, DomainDataset, Loading, default_data_dir
+from solodg.data.in_memory import load_in_memory
 from solodg.data.site import load_site, numbered_by
 from solodg.data.summary import summarise
 from solodg.errors import UserError
@@ -22,6 +24,27 @@ def site_loading(info: ModelInfo) -> Loading:
         image_size=info.image_size,
         channels=info.channels,
         window=info.window,
+    )
+
+
+def labelled_images(
+    data: Any, info: ModelInfo, name: str, *, skip_bad_images: bool, progress: Progress
+) -> Path | DomainDataset:
+    """Returns what `open_site` opens: a path, or a dataset by its name or in memory, loaded.
+
+    Images in memory without a domain are of one that is called `name`. A path that exists is not
+    taken for the name of a dataset.
+    """
+    if isinstance(data, str | Path):
+        is_name = str(data) in DATASETS and not Path(data).exists()
+        return DATASETS[str(data)].load(site_loading(info)) if is_name else Path(data)
+    return load_in_memory(
+        data,
+        site_loading(info),
+        name=name,
+        default_domain=name,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
     )
 
 
