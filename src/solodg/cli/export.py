@@ -20,7 +20,9 @@ def export(
     before it is written.
     """
     from solodg.model import load
+    from solodg.predict.onnx import check_suffix
 
+    check_suffix(onnx)  # before a model is loaded
     difference = load(run).export(onnx)
     size = onnx.stat().st_size / 1e6
     out.print(f"Wrote {onnx}, {size:.1f} MB; differs from PyTorch by at most {difference:.1e}.")

@@ -20,7 +20,7 @@ from solodg.algorithms import Algorithm
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
-from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, SUFFIX, is_onnx, open_session
+from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import MODEL_FORMAT
 from solodg.storage import CHECKSUM, PLACEHOLDER, sealed, write_atomically
@@ -34,8 +34,7 @@ def export_onnx(predictor: Predictor, path: Path) -> float:
 
     Returns the largest difference; raises UserError where it exceeds `MAX_ERROR`.
     """
-    if not is_onnx(path):
-        raise UserError(f"{path}: the name of an exported file must end with {SUFFIX}.")
+    check_suffix(path)
     content = to_onnx(predictor)
     difference = _largest_difference(predictor, content)
     if not difference <= MAX_ERROR:  # NaN too

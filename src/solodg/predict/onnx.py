@@ -75,6 +75,12 @@ def is_onnx(path: str | Path) -> bool:
     return Path(path).suffix.lower() == SUFFIX
 
 
+def check_suffix(path: str | Path) -> None:
+    """Raises `UserError` if a file to write is not named as an ONNX file."""
+    if not is_onnx(path):
+        raise UserError(f"{path}: the name of an exported file must end with {SUFFIX}.")
+
+
 def open_session(content: bytes, name: str) -> "InferenceSession":
     """Opens an ONNX model on the CPU; `name` is used in errors.
 
