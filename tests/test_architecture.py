@@ -96,14 +96,16 @@ MODULES = {
         fit feature_cache
         map_cache
         target_images stream
-        folder opened_data build checkpoint
+        folder opened_data build checkpoint settings_text
+        site_estimate
         clock domain_rotations scored_data validation
         open_parts operating_point site_data workplace
-        evidence selection
-        closed_form
+        begin evidence selection
+        closed_form model_card turn_choices
         pose_training
         folds
         train evaluate
+        estimate
     """,
     "predict": """
         __init__ base external_data

@@ -17,7 +17,6 @@ from solodg.bench.cell import Cell
 from solodg.cli.config_options import validated
 from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
-from solodg.report.facts import _settings
 from solodg.runs import checkpoint
 from solodg.runs import selection as selecting
 from solodg.runs import train as run
@@ -25,6 +24,7 @@ from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.dense_average import DenseAverage, averaged_span
 from solodg.runs.evaluate import evaluate_run
+from solodg.runs.settings_text import settings_text
 from solodg.runs.train import train_run
 from solodg.runs.training_state import Score
 from solodg.storage import read_json, read_lines
@@ -239,7 +239,7 @@ def test_the_score_of_the_averaged_model_is_the_one_that_is_reported(tmp_path: P
     assert [x["step"] for x in lines if "val_accuracy" in x] == [2, 4, 6, 8, 10, 12]
     (line,) = [x for x in lines if "averaged_val_accuracy" in x]
     assert (line["averaged_val_accuracy"], line["averaged_val_nll"]) == tuple(chosen.values())
-    assert "weight average swad" in _settings(resolve(small()), checkpoint.load_info(folder))
+    assert "weight average swad" in settings_text(resolve(small()), checkpoint.load_info(folder))
 
 
 class Killed(BaseException):

@@ -257,7 +257,7 @@ def test_a_model_moves_and_names_itself(run) -> None:
         ({"algorithm": "sole"}, r"unknown algorithm 'sole'\. Did you mean 'solo"),
         ({"target": "z"}, "unknown domain of own 'z'"),
         ({"target": ["a", "b"]}, "at least two source domains, .* there is only 'c'"),
-        ({"target": ["a", "b", "c"]}, "all domains of own are targets"),
+        ({"target": ["a", "b", "c"]}, "no domain of own is a source"),
         ({"name": "x"}, "is for data in memory"),
         ({"resume": True}, "give output"),
         ({"devices": "2"}, "give output"),
@@ -271,7 +271,7 @@ def test_a_wrong_option_is_told(images, options, message) -> None:
 def test_mistakes_in_data_are_told_before_a_folder_is_made(images, tmp_path) -> None:
     rows = frame(images)
     for data, message in (
-        (rows[rows["domain"] == "c"], "all domains of images are targets"),
+        (rows[rows["domain"] == "c"], "no domain of images is a source"),
         (rows[rows["domain"] != "a"], "there is only 'b'"),
         (rows.drop(columns="domain"), "no column 'domain'"),
         (rows[:0], "lists no images"),

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from solodg.serving.settings import ServerSettings
 
 _NAME = "images"  # of data in memory, where none is given
-_ARGUMENTS = ("target", "output", "name", "resume", "verbose")
+_ARGUMENTS = ("target", "estimate", "output", "name", "resume", "verbose")
 
 
 def train(
     data: Any,
     *,
     target: str | Sequence[str] | None = None,
+    estimate: bool = False,
     output: str | Path | None = None,
     name: str | None = None,
     resume: bool = False,
@@ -52,7 +53,10 @@ def train(
         (columns path or image, label, domain, and optionally group, split), a Hugging Face
         `datasets.Dataset` (the same columns), or a map-style dataset of torch, or another sequence,
         whose items are (image, label, domain).
-    target : the domain to leave out, or several.
+    target : the domain to leave out, or several. None: the model is trained on all domains.
+    estimate : whether to leave each domain out in turn first, to see what to expect on a new site;
+        `estimate.json` and the model card in the folder of the run have the result. Only without
+        target, and for data on disk.
     output : the folder of the run. None: a temporary one, which lives as long as the model;
         `Model.save` keeps it.
     name : of data in memory, for records and the random split. None: "images".
@@ -63,6 +67,7 @@ def train(
     """
     from solodg.data.in_memory import IN_MEMORY, load_in_memory
     from solodg.runs.defaults import resolve
+    from solodg.runs.estimate import train_with_estimate
     from solodg.runs.opened_data import loading_of
     from solodg.runs.train import train_run
 
@@ -71,6 +76,11 @@ def train(
     if is_path and name is not None:
         raise UserError(f"name={name!r} is for data in memory: {data} has a name already.")
     dataset = str(data) if is_path else f"{IN_MEMORY}{_checked_name(name)}"
+    if estimate and not is_path:
+        raise UserError(
+            "estimate=True opens the data once for each domain: write images in memory to a folder "
+            "domain/class/image, or give a CSV of their paths."
+        )
     config, machine = named_settings(dataset, _domains(target), options, taken=_ARGUMENTS)
     if output is None and (resume or config.devices != "1" or config.num_nodes > 1):
         raise UserError("resume, and training on several devices, need a folder: give output.")
@@ -87,9 +97,12 @@ def train(
         )
     folder, temporary = (Path(output), None) if output is not None else _temporary_folder()
     try:
-        train_run(
-            resolved, machine, folder, data=held, resume=resume, progress=progress, say=say
-        )  # fmt: skip
+        if estimate:
+            train_with_estimate(config, machine, folder, resume=resume, progress=progress, say=say)
+        else:
+            train_run(
+                resolved, machine, folder, data=held, resume=resume, progress=progress, say=say
+            )
         model = load(folder)
     except BaseException:
         if temporary is not None:

@@ -107,10 +107,14 @@ class Plan(BaseModel):
                     f"plan {self.name!r}: targets: each needs a dataset by name; list the domains."
                 )
             return [(domain,) for domain in spec.domains]
-        if self.targets is None:
-            return [spec.default_targets]
+        given = [spec.default_targets] if self.targets is None else self.targets
+        if not all(given):
+            raise UserError(
+                f"plan {self.name!r}: name the domains to leave out, e.g. targets: [[DOMAIN]]; "
+                f"{self.dataset} has no default target."
+            )
         spelled = {normalise_name(name): name for name in spec.domains}
-        return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in self.targets]
+        return [tuple(spelled.get(normalise_name(n), n) for n in names) for names in given]
 
     def cells(self) -> list[Cell]:
         """Returns all cells, seed by seed, so that a plan stopped early has complete seeds."""

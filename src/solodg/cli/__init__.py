@@ -32,7 +32,8 @@ app = typer.Typer(
     epilog="Start with [bold]solodg demo[/bold]: real digits, three methods, a table, a page.",
 )
 app.command(
-    epilog="Example: [bold]solodg train rotated-mnist --backbone small_cnn --steps 500[/bold]"
+    epilog="Examples: [bold]solodg train rotated-mnist --backbone small_cnn --steps 500[/bold]; "
+    "a final model: [bold]solodg train scans --pretrained --freeze-backbone --estimate[/bold]"
 )(train)
 app.command(epilog="Example: [bold]solodg evaluate runs/first[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)

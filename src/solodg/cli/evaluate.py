@@ -96,7 +96,8 @@ def evaluate(
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones.
 
-    With --on, score it on the labelled images of a new site; no training data is needed.
+    With --on, score it on the labelled images of a new site; no training data is needed. Of a model
+    that was trained on all domains, only new images of these can be scored without --on.
 
     Metrics have 95% intervals, by a bootstrap over images, or over groups (patients) where the data
     has them. With --adapter, or any option of the stream, test images come in batches and the

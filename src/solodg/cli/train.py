@@ -23,13 +23,14 @@ _LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --he
 @with_options(
     *(option for name, option in _OPTIONS.items() if name not in _LAST),
     *(_OPTIONS[name] for name in _LAST),
-    after={"exclude": "output", "variant": "preset", "seed": "resume"},
+    after={"targets": "estimate", "exclude": "output", "variant": "preset", "seed": "resume"},
 )
 def train(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder.  [dim]default: runs/DATASET-TARGET-ALGORITHM-SEED[/dim]"
+            help="The run's folder.  [dim]default: runs/DATASET-TARGET-ALGORITHM-SEED; without "
+            "target runs/DATASET-all-ALGORITHM-SEED[/dim]"
         ),
     ] = None,
     preset: Annotated[
@@ -39,33 +40,50 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output, if there is one.")
     ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Without --target: leave each domain out in turn first, to say what to expect on "
+            "a new site, beside ERM; the final model uses the steps and the parts of the "
+            "adaptation that these trainings choose.",
+        ),
+    ] = False,
     **options: Any,
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
 
-    Neither training nor the choice of the model sees the target domain. Without --target, the
-    default target of the dataset is left out, if it has one. Score the model on the target with
-    [bold]solodg evaluate RUN[/bold]. A table of the images is printed first; for the same as
-    JSON, use [bold]solodg datasets DATA --json[/bold].
+    Neither training nor the choice of the model sees the target domain. Score the model on it with
+    [bold]solodg evaluate RUN[/bold].
+
+    Without --target, the model is trained on all domains of your images; a dataset by name leaves
+    its default target out, if it has one. --estimate says what to expect of such a model on a new
+    site. [bold]solodg evaluate RUN --on SITE[/bold] scores it there.
+
+    A table of the images is printed first; for the same as JSON, use
+    [bold]solodg datasets DATA --json[/bold]. The run's folder has a model card, README.md.
     """
     from solodg.progress import BarProgress
     from solodg.runs.defaults import resolve
+    from solodg.runs.estimate import train_with_estimate
     from solodg.runs.train import train_run
 
-    config = resolve(_config(options, preset))
+    config = _config(options, preset)
+    resolved = resolve(config)
     machine = validated(Machine, options)
-    folder = output or _default_folder(config)
-    train_run(
-        config,
-        machine,
-        folder,
-        resume=resume,
-        progress=BarProgress(err),
-        say=err.print,
-        show=partial(print_data, console=err),
-    )
+    folder = output or _default_folder(resolved, () if estimate else resolved.targets)
+    common: dict[str, Any] = {
+        "resume": resume,
+        "progress": BarProgress(err),
+        "say": err.print,
+        "show": partial(print_data, console=err),
+    }
+    if estimate:
+        train_with_estimate(config, machine, folder, **common)
+    else:
+        train_run(resolved, machine, folder, **common)
     if _is_first_process():
-        _show_selection(folder)
+        _show_result(folder)
 
 
 def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
@@ -94,11 +112,11 @@ def assignments(pairs: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _default_folder(config: ResolvedConfig) -> Path:
+def _default_folder(config: ResolvedConfig, targets: tuple[str, ...]) -> Path:
     from solodg.data.domains import normalise_name
 
     dataset = Path(config.dataset).stem
-    target = "-".join(normalise_name(t) for t in config.targets) or "target"
+    target = "-".join(normalise_name(t) for t in targets) or "all"
     method = (
         config.algorithm if config.variant == "default" else f"{config.algorithm}-{config.variant}"
     )
@@ -110,11 +128,22 @@ def _is_first_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
 
 
-def _show_selection(folder: Path) -> None:
+def _show_result(folder: Path) -> None:
+    """Prints the estimate, if there is one, the selected model, and what to do next."""
     from solodg.runs.checkpoint import selected_steps, selection
+    from solodg.runs.folder import CARD, read_config
+    from solodg.runs.site_estimate import estimate_table, read_estimate
 
+    estimate = read_estimate(folder)
+    if estimate is not None:
+        out.print(estimate_table(estimate))
+        for text in estimate.remarks():
+            out.print(text)
     chosen = selection(folder)
     accuracy = 100 * chosen["validation"]["accuracy"]
     out.print(f"Selected {selected_steps(chosen)}: source validation accuracy {accuracy:.1f}%.")
-    out.print(f"Model: {folder}")
-    out.print(f"Next: solodg evaluate {folder}", style="dim")
+    left_out = bool(read_config(folder).targets)
+    out.print(f"Model: {folder}" + ("" if left_out else ", trained on all domains"))
+    if (folder / CARD).is_file():
+        out.print(f"Model card: {folder / CARD}")
+    out.print(f"Next: solodg evaluate {folder}{'' if left_out else ' --on SITE'}", style="dim")

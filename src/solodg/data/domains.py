@@ -151,10 +151,6 @@ class DomainDataset:
 
     def canonical(self, targets: Sequence[str]) -> tuple[str, ...]:
         """Returns the targets as the dataset spells them, each once."""
-        if not targets:
-            raise UserError(
-                f"{self.name} needs a target: --target with one of {', '.join(self.domain_names)}."
-            )
         return tuple(dict.fromkeys(self.domain_names[self.domain_index(t)] for t in targets))
 
     def leave_out(
@@ -169,6 +165,7 @@ class DomainDataset:
     ) -> SourceData:
         """Returns the other domains, split into training, validation and test images.
 
+        Without targets these are all domains, but for those to `exclude`.
         Images without a given part go to training or validation, by `seed` and `val_fraction`.
         Raises `UserError` if a group with images to score, the `part` of the targets, is also
         among the training or validation images, unless `allow_shared_groups`. Of the domains to
@@ -178,14 +175,16 @@ class DomainDataset:
         left_out = {*scored, *(self.domain_index(name) for name in exclude)}
         kept = [i for i in range(len(self.domain_names)) if i not in left_out]
         if not kept:
-            raise UserError(f"all domains of {self.name} are targets: nothing is left to train on.")
+            raise UserError(f"no domain of {self.name} is a source: nothing is left to train on.")
         split, in_source = self._assigned(kept, seed, val_fraction), np.isin(self.domains, kept)
         self._check_groups(split, in_source)
-        masks = [self._scored(i, part, seed, val_fraction) for i in scored]
+        to_score = np.zeros(len(self.labels), dtype=bool)
+        for index in scored:
+            to_score |= self._scored(index, part, seed, val_fraction)
         used = in_source & np.isin(split, (TRAIN, VAL))
         if part == VAL:  # given validation images of all domains are on one side of the split
             used &= self.split != VAL
-        shared = self._shared_groups(used, np.logical_or.reduce(masks), allow_shared_groups)
+        shared = self._shared_groups(used, to_score, allow_shared_groups)
         train, val, test = (
             self._part(in_source & (split == code), kept) for code in (TRAIN, VAL, TEST)
         )

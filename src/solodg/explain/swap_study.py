@@ -72,6 +72,11 @@ def open_study(
             f"{info.algorithm!r} ({info.variant}) of {folder} does not adapt to the image: it has "
             "neither style nor pose nor image norm."
         )
+    if not read_config(folder).targets:
+        raise UserError(
+            f"{folder} was trained on all domains, and the study needs images of an unseen one. "
+            "Give runs with a --target; those of --estimate are in the folder estimate of the run."
+        )
     machine = machine or read_machine(folder)
     device = single_device(machine.accelerator)
     source, config = reopen_source(read_config(folder), machine, NoProgress(), lambda text: None)

@@ -2,34 +2,34 @@
 
 from pathlib import Path
 
-from solodg.readings import readings_of
 from solodg.report.predictions import ScoredRun
 from solodg.runs.checkpoint import selected_steps, selection
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.evidence import Evidence
 from solodg.runs.folder import FINISHED, VERSIONS, read_evidence, read_seconds, read_versions
 from solodg.runs.model_info import ModelInfo
-from solodg.runs.stored_arguments import changed_arguments
+from solodg.runs.settings_text import method_text, settings_text
+from solodg.runs.site_estimate import read_estimate
 
 
 def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     """Returns what was trained and how, as texts by title."""
     config, chosen = run.config, selection(folder)
-    changed = changed_arguments(config.algorithm, config.arguments, config.variant)
-    options = ", ".join(f"{name}={value}" for name, value in changed.items())
     facts = {
-        "algorithm": f"{config.algorithm} ({config.variant})" + (f", {options}" if options else ""),
+        "algorithm": method_text(config),
         "backbone": config.backbone + (", frozen" if config.freeze_backbone else ""),
         "dataset": f"{run.dataset}, {info.image_size} pixels, {len(info.classes)} classes",
-        "unseen domains": ", ".join(config.targets),
+        "unseen domains": ", ".join(config.targets) or "none: trained on all domains",
         "source domains": ", ".join(info.source_domains),
         "training": f"{config.steps} steps, seed {config.seed}",
-        "settings": _settings(config, info),
-        "selected": f"{selected_steps(chosen)}, "
-        + ("by leaving one source domain out" if config.select else "by source validation")
-        + f" (source validation accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
+        "settings": settings_text(config, info),
+        "selected": f"{selected_steps(chosen)}, {_selected_by(folder, config)} (source validation "
+        f"accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
         "protocol": run.protocol,
     }
+    estimate = read_estimate(folder)
+    if estimate or not config.targets:
+        facts["new site"] = estimate.sentence() if estimate else "no estimate was made"
     evidence = read_evidence(folder)
     if evidence:
         found = Evidence.model_validate(evidence)
@@ -43,32 +43,8 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
     return facts
 
 
-def _settings(config: ResolvedConfig, info: ModelInfo) -> str:
-    """Lists the settings of training that a result may depend on."""
-    start = config.weights or ("published" if config.pretrained else "random")
-    words = [f"{Path(start).name} weights"]
-    if info.image_norm:
-        words.append(f"image norm {', '.join(map(str, readings_of(info.image_norm)))}")
-    if info.pose:
-        words.append("pose")
-    words.append(f"learning rate {config.learning_rate:g}")
-    if not config.freeze_backbone:
-        words.append(f"of the backbone {config.backbone_learning_rate:g}")
-    if config.linear_steps:
-        words.append(f"{config.linear_steps} linear steps")
-    words.append(f"{config.decay or 'constant'} decay")
-    words.append(f"label smoothing {config.label_smoothing or 0:g}")
-    if config.weight_average:
-        words.append(f"weight average {config.weight_average}")
-    words.append(f"weight decay {config.weight_decay:g}")
-    words.append(f"{config.batch_size} queries, {config.context_images} context images")
-    words.append(_augmentation(config))
-    return ", ".join(words)
-
-
-def _augmentation(config: ResolvedConfig) -> str:
-    """Returns how training images are augmented."""
-    if not config.augment or config.freeze_backbone or config.stored_views == 0:
-        return "not augmented"
-    copies = f", {config.stored_views} stored copies of each image" if config.stored_views else ""
-    return f"augmented{copies}"
+def _selected_by(folder: Path, config: ResolvedConfig) -> str:
+    """Returns what the number of steps was chosen by."""
+    if read_estimate(folder) is not None:
+        return "the median of those selected with each domain left out in turn"
+    return "by leaving one source domain out" if config.select else "by source validation"

@@ -26,6 +26,7 @@ from solodg.runs.config import Machine
 from solodg.runs.folder import REPORT
 from solodg.runs.metrics_log import read_metrics
 from solodg.runs.predictions import Predictions
+from solodg.runs.site_estimate import SiteEstimate, estimate_rows, read_estimate
 from solodg.runs.tables import ROLES, metric_row, percent
 
 PER_GALLERY = 6
@@ -52,19 +53,26 @@ def write_report(
     run = predict_run(
         predictor, folder, machine, dataset=dataset, images=images, progress=progress, say=say
     )
-    domains = len(run.config.targets)
+    # Without a domain that was left out, held-out images of the sources take its place.
+    unseen = bool(run.config.targets)
+    domains = len(run.config.targets or predictor.info.source_domains)
     count = min(per_gallery or PER_GALLERY, max(1, MAX_CARDS // (len(GALLERIES) * domains)))
     parts, galleries = [], {}
     for part in run.parts:
         parts.append(part)
-        if part.role == "target":
+        if part.role == "target" or not unseen:
             galleries[part.domain] = domain_galleries(predictor, projection, part, count, progress)
-    targets = [part for part in parts if part.role == "target"]
+    targets = [part for part in parts if part.role == "target" or not unseen]
+    left_out = f"unseen {', '.join(run.config.targets)}" if unseen else "trained on all domains"
+    estimate = read_estimate(folder)
     path = output or folder / REPORT
     write_page(
         path,
         "report.html.j2",
-        title=f"{run.config.algorithm} on {run.dataset}, unseen {', '.join(run.config.targets)}",
+        title=f"{run.config.algorithm} on {run.dataset}, {left_out}",
+        shown="unseen domains" if unseen else "held-out images of source domains",
+        shown_domain="Unseen domain" if unseen else "Source domain",
+        estimate=_estimate(estimate) if estimate else None,
         adapts=targets[0].predictions.before is not None,
         facts=run_facts(folder, run, predictor.info),
         at_most=images,
@@ -73,7 +81,7 @@ def write_report(
         means=_means(parts),
         scores=score_tables(targets, predictor.classes),
         confusions=[_confusion(part, predictor.classes) for part in targets],
-        calibration=_calibration(parts),
+        calibration=_calibration(targets, [part for part in parts if part not in targets]),
         galleries=galleries,
         projection=projection,
     )
@@ -124,17 +132,26 @@ def _confusion(part: DomainPredictions, classes: list[str]) -> dict[str, Any]:
     return {"domain": part.domain, "picture": picture, "pairs": listed}
 
 
-def _calibration(parts: list[DomainPredictions]) -> list[Picture]:
+def _estimate(found: SiteEstimate) -> dict[str, Any]:
+    """Returns the estimate for a new site as texts for the page."""
+    titles, rows = estimate_rows(found)
+    return {"titles": titles, "rows": rows, "remarks": found.remarks()}
+
+
+def _calibration(
+    targets: list[DomainPredictions], others: list[DomainPredictions]
+) -> list[Picture]:
     """Draws accuracy over confidence and over uncertainty."""
-    targets = [part for part in parts if part.role == "target"]
-    others = [part for part in parts if part.role != "target"]
-    groups = {"unseen domains": _pooled(targets)}
+    is_unseen = targets[0].role == "target"
+    title = "unseen domains" if is_unseen else ROLES[targets[0].role]
+    groups = {title: _pooled(targets)}
     if others:
         groups[ROLES[others[0].role]] = _pooled(others)
     confidences = dict(groups)
-    (predictions, labels) = groups["unseen domains"]
+    (predictions, labels) = groups[title]
     if predictions.before is not None:
-        confidences["unseen, before adaptation"] = (Predictions(predictions.before), labels)
+        before = "unseen, before adaptation" if is_unseen else "before adaptation"
+        confidences[before] = (Predictions(predictions.before), labels)
     return [
         chart(reliability(confidences), "Accuracy over confidence", "Reliability"),
         chart(

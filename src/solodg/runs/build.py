@@ -210,5 +210,6 @@ def describe_model(config: ResolvedConfig, source: SourceData) -> ModelInfo:
         window=config.window,
         classes=list(source.classes),
         source_domains=list(source.domain_names),
+        left_out_domains=list(config.left_out),
         dataset=Path(config.dataset).name,
     )

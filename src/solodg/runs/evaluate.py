@@ -34,6 +34,7 @@ from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
 from solodg.runs.site_data import PROTOCOL as NEW_SITE
 from solodg.runs.site_data import open_site
+from solodg.runs.site_estimate import read_estimate
 from solodg.runs.stream import Stream, adapter_arguments, make_adapter, predict_stream
 from solodg.runs.tables import UNSEEN
 from solodg.runs.target_images import give_target_images
@@ -97,11 +98,12 @@ def score_run(
 ) -> list[ScoredRecord]:
     """Scores the saved model on its target domains, and on held-out images of its sources.
 
-    With `on`, labelled images in a folder, a CSV or a loaded dataset (see `open_site`), it is
-    scored on these alone, and needs no training data. `machine` and `dataset` say where the data
-    lies, if it has moved since training. An adapter, or a given `stream`, is scored on unseen
-    domains alone, in the stream's order and batches. With `same_sources`, source images that are
-    not those of the training are an error. Nothing is written.
+    A run without targets is scored on the latter alone. With `on`, labelled images in a folder, a
+    CSV or a loaded dataset (see `open_site`), it is scored on these alone, and needs no training
+    data. `machine` and `dataset` say where the data lies, if it has moved since training. An
+    adapter, or a given `stream`, is scored on unseen domains alone, in the stream's order and
+    batches. With `same_sources`, source images that are not those of the training are an error.
+    Nothing is written.
     """
     progress = progress or NoProgress()
     algorithm, info = checkpoint.load(folder)
@@ -116,6 +118,8 @@ def score_run(
             f"{info.algorithm} needs {algorithm.target_images} images of each domain before it "
             "predicts any: it has no stream. Score it without --adapter and --stream."
         )
+    if on is None and not read_config(folder).targets:
+        _explain_no_target(folder, as_stream, say)
     if on is not None:
         config = read_config(folder)
         data, parts = open_site(
@@ -157,6 +161,22 @@ def score_run(
         )
         for domain in scored
     ]
+
+
+def _explain_no_target(folder: Path, as_stream: bool, say: Say) -> None:
+    """Says what can be scored of a run without targets; raises `UserError` for a stream."""
+    trained = f"{folder} was trained on all domains: none is left out."
+    if as_stream:
+        raise UserError(
+            f"{trained} Streams are of unseen domains: name labelled images of one with --on "
+            "FOLDER or --on FILE.csv."
+        )
+    say(
+        f"{trained} Scored are held-out images of the domains that it has seen, which say little "
+        "about a new site. For that, name labelled images of one with --on FOLDER or --on FILE.csv."
+    )
+    estimate = read_estimate(folder)
+    say(estimate.sentence() if estimate else "No estimate for a new site was made (--estimate).")
 
 
 def append_records(folder: Path, records: Sequence[Record]) -> None:

@@ -22,6 +22,9 @@ CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 EVIDENCE = "evidence.json"  # of the adaptation, where held-out domains decided about it
 REPORT = "report.html"
+CARD = "README.md"
+ESTIMATE = "estimate.json"  # of the scores on a new site, where each domain was left out in turn
+TURNS = "estimate"  # folder of the runs that each leave one domain out
 LOCK = "train.lock"  # while a process trains in the folder
 # Of x86, then of ARM.
 _INSTRUCTIONS = ("fma", "avx2", "avx512f", "avx512_vnni", "amx_tile", "asimd", "sve", "sve2")
@@ -107,6 +110,15 @@ def read_evidence(folder: Path) -> dict[str, Any]:
     """Reads what held-out source domains decided about the run; empty where nothing was open."""
     path = folder / EVIDENCE
     return read_json(path, dict[str, Any]) if path.is_file() else {}
+
+
+def check_no_turns(folder: Path) -> None:
+    """Raises `UserError` if the run in the folder was begun with `--estimate`."""
+    if (folder / TURNS).is_dir():
+        raise UserError(
+            f"{folder} holds a run that leaves each domain out in turn first. Repeat its command, "
+            "with --estimate, to resume it, or choose another folder with --output."
+        )
 
 
 def read_seconds(path: Path) -> float:

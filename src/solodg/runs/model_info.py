@@ -37,6 +37,8 @@ class ModelInfo(BaseModel):
     window: tuple[FiniteFloat, FiniteFloat] | None = None  # pixel values: black and white
     classes: list[str] = Field(min_length=1, max_length=100_000)
     source_domains: list[str] = Field(min_length=1, max_length=100_000)
+    # Domains that training did not see; empty: it was trained on all; None: of before, not known.
+    left_out_domains: list[str] | None = Field(default=None, max_length=100_000)
     dataset: str
 
     @property
@@ -46,10 +48,10 @@ class ModelInfo(BaseModel):
 
     _check_window = field_validator("window")(ordered_window)
 
-    @field_validator("classes", "source_domains")
+    @field_validator("classes", "source_domains", "left_out_domains")
     @classmethod
-    def _once_each(cls, value: list[str]) -> list[str]:
-        name, count = Counter(value).most_common(1)[0]
+    def _once_each(cls, value: list[str] | None) -> list[str] | None:
+        name, count = Counter(value or [""]).most_common(1)[0]
         if count > 1:
             raise ValueError(f"{name!r} is there {count} times")
         return value

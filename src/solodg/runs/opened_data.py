@@ -38,9 +38,10 @@ def open_source(
     show(summarise(dataset, targets, exclude or ()))
     source = source_domains(dataset, config)
     if len(source.domain_names) < 2 and not config.pseudo_domains:
+        without = f"without {', '.join(config.left_out)} " if config.left_out else ""
         raise UserError(
-            f"training needs at least two source domains, and without "
-            f"{', '.join(config.left_out)} there is only {source.domain_names[0]!r}. "
+            f"training needs at least two source domains, and {without}there is only "
+            f"{source.domain_names[0]!r}. "
             "Make domains of it with --pseudo-domains random or --pseudo-domains clusters."
         )
     return source, config

@@ -150,6 +150,12 @@ def _held_out(
                 f"{folder} was trained on other source images than those of now. Restore them, or "
                 "remove the folder to train it again."
             )
+        if not config.targets:
+            raise UserError(
+                f"{folder} was trained on all domains, with other images than those of now: images "
+                "that were trained on could be among the held-out ones. Restore them, or score "
+                "other images with --on FOLDER or --on FILE.csv."
+            )
         say(
             "The source images are not those of the training: only the target is scored. Images "
             "that were trained on could be among the held-out ones."
