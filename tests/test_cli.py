@@ -184,10 +184,10 @@ def test_an_empty_class_folder_and_an_empty_target_are_explained(solodg, tmp_pat
     assert "no images" in err
 
 
-def test_no_target_given_lists_the_domains(solodg, trained) -> None:
+def test_without_a_target_the_domains_that_are_trained_on_are_listed(solodg, trained) -> None:
     code, _, err = solodg("train", trained[1], *FAST, "--output", trained[0].parent / "other")
-    assert code == 2
-    assert "--target with one of a, b, c" in err
+    assert code == 0
+    assert "Training on all domains: a, b, c" in err
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")

@@ -107,4 +107,4 @@ def test_a_checkpoint_of_another_format_is_refused(run: Path, tmp_path: Path) ->
 def test_nothing_in_a_model_is_pickled(run: Path) -> None:
     for path in run.iterdir():
         if path.is_file():
-            assert path.suffix in {".json", ".jsonl", ".safetensors"}
+            assert path.suffix in {".json", ".jsonl", ".safetensors", ".md"}

@@ -16,7 +16,7 @@ from solodg.progress import Progress, Say
 from solodg.runs.begin import LEAVE_ONE_OUT, begin
 from solodg.runs.checkpoint import DESCRIPTION, load_info, selection
 from solodg.runs.config import OFF_VALUES, Machine, ResolvedConfig, RunConfig
-from solodg.runs.defaults import resolve
+from solodg.runs.defaults import is_closed_form, resolve
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.evidence import Evidence
 from solodg.runs.folder import (
@@ -90,8 +90,10 @@ def train_with_estimate(
             evidence = evidence_of_turns({turn.domain: turn.evidence() for turn in turns})
             write_json(folder / EVIDENCE, evidence.model_dump(mode="json"))
         say(estimate.sentence())
-        selected = ", ".join(str(site.steps) for site in estimate.model.sites)
-        say(f"Steps of the final model: {estimate.steps}, the median of the turns' ({selected}).")
+        if not is_closed_form(final):
+            selected = ", ".join(str(site.steps) for site in estimate.model.sites)
+            steps = f"{estimate.steps}, the median of the turns' ({selected})"
+            say(f"Steps of the final model: {steps}.")
         train_run(
             final,
             machine,
