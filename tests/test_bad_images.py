@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from conftest import write_images
-from solodg.cli.serve import _figures
+from solodg.explain.drawer import figure_drawer
 from solodg.explain.projection import stored_projection
 from solodg.explain.swap_study import open_study
 from solodg.predict.torch import Predictor
+from solodg.progress import NoProgress
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.folder import read_config, read_machine
 from solodg.runs.opened_data import open_source
@@ -50,7 +51,7 @@ def test_a_run_that_skipped_bad_images_is_read_without_them(command, run, solodg
 
 def test_a_server_draws_figures_of_a_run_that_skipped_bad_images(run: Path) -> None:
     (run / "plane.safetensors").unlink(missing_ok=True)
-    draw = _figures(run, Predictor.load(run), None)
+    draw = figure_drawer(run, Predictor.load(run), None, NoProgress(), print)
     assert draw is not None
     assert b"<svg" in draw(np.zeros((3, 32, 32), np.uint8))
 
