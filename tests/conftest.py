@@ -25,9 +25,11 @@ settings.load_profile("no-deadline")
 make_torchvision_importable()  # tests import timm and torchvision themselves
 
 
-LONG_FILES = ("test_benchmark", "test_contracts", "test_cli", "test_training", "test_estimator",
-              "test_serving", "test_contract_runs", "test_onnx", "test_report", "test_readme",
-              "test_explain", "test_figures", "test_page", "test_backbones")  # fmt: skip
+LONG_FILES = ("test_benchmark", "test_contracts", "test_contract_runs", "test_training",
+              "test_evidence", "test_serving", "test_report", "test_stored_maps", "test_cli",
+              "test_onnx", "test_dense_average", "test_explain", "test_study", "test_figures",
+              "test_adapters", "test_backbones", "test_estimator", "test_readme", "test_features",
+              "test_damaged_runs", "test_page", "test_pose", "test_plan")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -39,7 +39,9 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor image_norm networks pose views weights
+        extractor image_norm pose stages views weights
+        published_networks
+        networks
         backbones
         cut
         map_backbone

@@ -1,6 +1,9 @@
 """What every entry of every registry promises, on toy data."""
 
 import json
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from lightning_fabric import Fabric
 
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS, build_algorithm
-from solodg.data import DATASETS, DomainDataset
+from solodg.data import DATASETS, DomainDataset, Loading
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import build_backbone
@@ -46,8 +49,14 @@ def build(name: str, variant: str, num_classes: int = 3, seed: int = 0):
     return build_algorithm(name, backbone, num_classes=num_classes, num_domains=3, **arguments)
 
 
-def episodes(toy: DomainDataset, count: int, context: int = 3, queries: int = 8) -> list[Episode]:
-    train = toy.leave_out(["sky"]).train
+@cache
+def toy_data() -> DomainDataset:
+    return DATASETS["toy"].load(Loading(Path("nowhere"), image_size=32, channels=3))
+
+
+@cache
+def episodes(count: int, context: int = 3, queries: int = 8) -> list[Episode]:
+    train = toy_data().leave_out(["sky"]).train
     sampler = EpisodeSampler(train, context=context, queries=queries, seed=0)
     loader = EpisodeLoader(train, sampler)
     return [
@@ -56,15 +65,26 @@ def episodes(toy: DomainDataset, count: int, context: int = 3, queries: int = 8)
     ]
 
 
-def finalized(toy: DomainDataset, name: str, variant: str):
+def finalized(name: str, variant: str):
+    """A copy, which the caller may change."""
+    return deepcopy(_finalized(name, variant))
+
+
+@cache
+def _finalized(name: str, variant: str):
     algorithm = build(name, variant)
-    for episode in episodes(toy, 2):  # BatchNorm has statistics, noise has been drawn
+    for episode in episodes(2):  # BatchNorm has statistics, noise has been drawn
         algorithm.train().losses(episode)
+    source = toy_data().leave_out(["sky"])
     if algorithm.closed_form:
-        source = toy.leave_out(["sky"])
         algorithm.eval().solve(lambda: [inputs(source.train)], lambda: [inputs(source.val)])
-    algorithm.eval().finalize([inputs(toy.leave_out(["sky"]).train.balanced(10, 0))])
+    algorithm.eval().finalize([inputs(source.train.balanced(10, 0))])
     return algorithm
+
+
+@cache
+def target_images() -> torch.Tensor:
+    return inputs(toy_data().targets(["sky"])["sky"]).x
 
 
 def inputs(part) -> Batch:
@@ -73,9 +93,9 @@ def inputs(part) -> Batch:
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_one_image_alone_equals_its_row_in_a_batch_of_64(toy, name: str, variant: str) -> None:
-    algorithm = finalized(toy, name, variant)
-    x = inputs(toy.targets(["sky"])["sky"]).x[:64]
+def test_one_image_alone_equals_its_row_in_a_batch_of_64(name: str, variant: str) -> None:
+    algorithm = finalized(name, variant)
+    x = target_images()[:64]
     with torch.inference_mode():
         for predict in (algorithm, algorithm.probabilities):
             together = predict(x)
@@ -84,13 +104,13 @@ def test_one_image_alone_equals_its_row_in_a_batch_of_64(toy, name: str, variant
 
 
 @pytest.mark.parametrize(("name", "variant"), TRAINED)
-def test_training_lowers_the_loss_and_reaches_every_parameter(toy, name: str, variant: str) -> None:
+def test_training_lowers_the_loss_and_reaches_every_parameter(name: str, variant: str) -> None:
     algorithm = build(name, variant).train()
     schedule = Schedule(30, 30, 3e-3, 3e-3, 0.0, 0)
     optimizer = build_optimizer(algorithm, schedule)
     values = []
     reached = set()
-    for episode in episodes(toy, 30, context=2, queries=6):
+    for episode in episodes(30, context=2, queries=6):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
         losses["loss"].backward()
@@ -121,11 +141,11 @@ class Listed:
 
 
 @pytest.mark.parametrize(("name", "variant"), TRAINED)
-def test_linear_steps_train_all_but_the_backbone(toy, name: str, variant: str) -> None:
+def test_linear_steps_train_all_but_the_backbone(name: str, variant: str) -> None:
     algorithm = build(name, variant)
     schedule = Schedule(4, 4, 1e-2, 1e-2, 0.1, 0, linear_steps=2)
     before = {n: p.detach().clone() for n, p in algorithm.named_parameters()}
-    fabric, loader = Fabric(accelerator="cpu", devices=1), Listed(episodes(toy, 4, 2, 6))
+    fabric, loader = Fabric(accelerator="cpu", devices=1), Listed(episodes(4, 2, 6))
     state = start(fabric, algorithm, schedule)
     for step, _ in fit(fabric, state, loader, lambda x, generator: x, schedule):
         moved = {n for n, p in algorithm.named_parameters() if not torch.equal(p, before[n])}
@@ -135,37 +155,37 @@ def test_linear_steps_train_all_but_the_backbone(toy, name: str, variant: str) -
 
 
 @pytest.mark.parametrize(("name", "variant"), TRAINED)
-def test_training_works_with_a_single_query_and_a_single_context_image(toy, name, variant) -> None:
+def test_training_works_with_a_single_query_and_a_single_context_image(name, variant) -> None:
     algorithm = build(name, variant).train()
-    losses = algorithm.losses(episodes(toy, 1, context=1, queries=1)[0])
+    losses = algorithm.losses(episodes(1, context=1, queries=1)[0])
     losses["loss"].backward()
     assert torch.isfinite(losses["loss"])
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_a_saved_model_predicts_the_same_bit_for_bit(toy, tmp_path, name, variant) -> None:
-    algorithm, config = finalized(toy, name, variant), configured(name, variant)
+def test_a_saved_model_predicts_the_same_bit_for_bit(tmp_path, name, variant) -> None:
+    algorithm, config = finalized(name, variant), configured(name, variant)
     info = ModelInfo(
         algorithm=name, variant=variant, arguments=algorithm_arguments(config),
         image_norm=config.image_norm, pose=config.pose == "on",
-        backbone="small_cnn", channels=3, image_size=32, classes=list(toy.classes),
+        backbone="small_cnn", channels=3, image_size=32, classes=list(toy_data().classes),
         source_domains=["ash", "clay", "moss"], dataset="toy",
     )  # fmt: skip
     checkpoint.save_info(tmp_path, info)
     checkpoint.save_weights(tmp_path, algorithm, step=1, validation={})
     loaded, loaded_info = checkpoint.load(tmp_path)
-    x = inputs(toy.targets(["sky"])["sky"]).x[:9]
+    x = target_images()[:9]
     assert loaded_info == info
     assert torch.equal(loaded(x), algorithm(x))
     assert torch.equal(loaded.probabilities(x), algorithm.probabilities(x))
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_the_same_seed_gives_the_same_losses(toy, name: str, variant: str) -> None:
+def test_the_same_seed_gives_the_same_losses(name: str, variant: str) -> None:
     def run() -> list[float]:
         algorithm = build(name, variant, seed=5).train()
         torch.manual_seed(3)
-        return [algorithm.losses(e)["loss"].item() for e in episodes(toy, 2)]
+        return [algorithm.losses(e)["loss"].item() for e in episodes(2)]
 
     assert run() == run()
 
@@ -184,9 +204,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
-def test_adapters_are_single_sample_exactly_where_they_say_so(toy, name, algorithm) -> None:
-    adapter = ADAPTERS[name](finalized(toy, algorithm, "default")).eval()
-    x = inputs(toy.targets(["sky"])["sky"]).x[:5]
+def test_adapters_are_single_sample_exactly_where_they_say_so(name, algorithm) -> None:
+    adapter = ADAPTERS[name](finalized(algorithm, "default")).eval()
+    x = target_images()[:5]
     with torch.inference_mode():  # as evaluation calls it
         together = adapter(x)
         adapter.reset()
@@ -201,11 +221,11 @@ def test_adapters_are_single_sample_exactly_where_they_say_so(toy, name, algorit
 
 
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
-def test_reset_restores_an_adapter_bit_for_bit(toy, name, algorithm) -> None:
-    adapter = ADAPTERS[name](finalized(toy, algorithm, "default")).eval()
+def test_reset_restores_an_adapter_bit_for_bit(name, algorithm) -> None:
+    adapter = ADAPTERS[name](finalized(algorithm, "default")).eval()
     before = {k: v.clone() for k, v in adapter.state_dict().items()}
     flags = [p.requires_grad for p in adapter.parameters()]
-    x = inputs(toy.targets(["sky"])["sky"]).x
+    x = target_images()
     with torch.inference_mode():
         first = [adapter(x[:8]), adapter(x[8:16])]
         adapter(torch.full_like(x[:8], torch.nan))  # whatever came
@@ -218,10 +238,10 @@ def test_reset_restores_an_adapter_bit_for_bit(toy, name, algorithm) -> None:
 
 
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
-def test_adapters_take_one_image_and_give_probabilities(toy, name, algorithm) -> None:
-    adapter = ADAPTERS[name](finalized(toy, algorithm, "default")).eval()
+def test_adapters_take_one_image_and_give_probabilities(name, algorithm) -> None:
+    adapter = ADAPTERS[name](finalized(algorithm, "default")).eval()
     with torch.inference_mode():
-        p = adapter.probabilities(inputs(toy.targets(["sky"])["sky"]).x[:1])
+        p = adapter.probabilities(target_images()[:1])
     assert p.shape == (1, 3)
     torch.testing.assert_close(p.sum(1), torch.ones(1))
 
@@ -250,8 +270,8 @@ def test_label_smoothing_is_torchs_and_knows_of_absent_classes(smoothing: float)
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_every_method_takes_label_smoothing(toy, name: str, variant: str) -> None:
-    (episode,) = episodes(toy, 1)
+def test_every_method_takes_label_smoothing(name: str, variant: str) -> None:
+    (episode,) = episodes(1)
     values = []
     for smoothing in (0.0, 0.3):
         algorithm = build(name, variant).train()

@@ -64,7 +64,7 @@ def test_adapting_changes_what_is_said_of_an_image(digits_onnx: Path, digits: np
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
 def test_every_method_can_be_exported(toy, tmp_path: Path, name: str, variant: str) -> None:
-    model = Predictor(finalized(toy, name, variant), toy_info(toy, name, variant))
+    model = Predictor(finalized(name, variant), toy_info(toy, name, variant))
     assert export_onnx(model, tmp_path / "x.onnx") < 1e-4
     loaded = solodg.load(tmp_path / "x.onnx")
     pixels = toy.targets(["sky"])["sky"].images.take(range(7)).numpy()
@@ -79,7 +79,7 @@ def test_every_method_can_be_exported(toy, tmp_path: Path, name: str, variant: s
 
 
 def test_a_class_that_no_source_has_stays_impossible(toy, tmp_path: Path) -> None:
-    algorithm = finalized(toy, "solo", "default")
+    algorithm = finalized("solo", "default")
     algorithm.absent[1] = True
     model = Predictor(algorithm, toy_info(toy, "solo"))
     export_onnx(model, tmp_path / "x.onnx")

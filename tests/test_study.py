@@ -1,5 +1,6 @@
 """The swap study (styles, poses, statistics) against the model called directly."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,22 +35,21 @@ from solodg.types import Batch, Features
 
 
 def trained(folder: Path, **values) -> Path:
-    config = RunConfig(
-        dataset="toy",
-        targets=("sky", "ash"),
-        backbone="small_cnn",
-        steps=20,
-        batch_size=8,
-        context_images=2,
-        centre_images=10,
-        **values,
-    )
-    return train_run(config, Machine(accelerator="cpu"), folder)
+    given = {"dataset": "toy", "targets": ("sky", "ash"), "backbone": "small_cnn", "steps": 20}
+    given |= {"batch_size": 8, "context_images": 2, "centre_images": 10}
+    return train_run(RunConfig(**given | values), Machine(accelerator="cpu"), folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each method with styles; tests do not change its weights."""
+    folder = tmp_path_factory.mktemp("studied")
+    return {name: trained(folder / name, algorithm=name) for name in ("solo", "solo_code")}
 
 
 @pytest.mark.parametrize("algorithm", ["solo", "solo_code"])
-def test_the_own_style_gives_the_models_own_accuracy(tmp_path: Path, algorithm: str) -> None:
-    folder = trained(tmp_path / "run", algorithm=algorithm)
+def test_the_own_style_gives_the_models_own_accuracy(runs, algorithm: str) -> None:
+    folder = runs[algorithm]
     found = swap_styles(open_study(folder, None), NoProgress())
     assert set(found) == {"sky", "ash"}
     assert all(set(values) == set(STYLES) for values in found.values())
@@ -83,13 +83,14 @@ def test_each_donor_gives_the_style_that_it_names() -> None:
 
 def test_a_method_without_styles_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not adapt to the image"):
-        open_study(trained(tmp_path / "run", algorithm="erm"), None)
+        open_study(trained(tmp_path / "run", algorithm="erm", steps=1), None)
+    invariant = {"algorithm": "solo", "variant": "invariant", "steps": 1}
     with pytest.raises(UserError, match="does not adapt"):
-        open_study(trained(tmp_path / "other", algorithm="solo", variant="invariant"), None)
+        open_study(trained(tmp_path / "other", **invariant), None)
 
 
-def test_each_donor_gives_the_pose_that_it_names(tmp_path: Path) -> None:
-    folder = trained(tmp_path / "run", algorithm="solo_code")
+def test_each_donor_gives_the_pose_that_it_names(runs, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs["solo_code"], tmp_path / "run")
     model, _ = checkpoint.load(folder)
     torch.nn.init.normal_(model.frame.pose.weight, std=3.0)  # frames that differ a lot
     checkpoint.save_weights(folder, model, step=30, validation={})
@@ -166,8 +167,8 @@ def test_a_laboratory_run_is_studied_on_what_it_is_scored_on(tmp_path: Path) -> 
     assert studied["validation"] < studied[None]
 
 
-def test_without_poses_and_image_norm_only_styles_are_swapped(tmp_path: Path) -> None:
-    found = study_run(trained(tmp_path / "run", algorithm="solo"), None, NoProgress())
+def test_without_poses_and_image_norm_only_styles_are_swapped(runs) -> None:
+    found = study_run(runs["solo"], None, NoProgress())
     assert set(found) == {"style"}
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -132,6 +131,7 @@ def square_rooted(z: Tensor) -> Tensor:
 
 def _best_factor(scores: Tensor, labels: Tensor) -> float:
     """Returns the factor of the scores with the lowest cross-entropy."""
+    from scipy.optimize import minimize_scalar  # late: it takes half a second to import
 
     def cross_entropy(log_factor: float) -> float:
         return float(F.cross_entropy(math.exp(log_factor) * scores, labels))

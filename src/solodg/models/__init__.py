@@ -13,7 +13,7 @@ _MODULES = {"Backbone": "backbones", "build_backbone": "backbones"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used: backbones need timm, which takes seconds."""
+    """Imports a public name from its module when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'extractor')}"), name)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 from solodg.models.image_norm import drawn_readings, image_norms, normalise_by_image
-from solodg.models.networks import Network, Stages, build_network
+from solodg.models.networks import build_network
 from solodg.models.pose import PoseNetwork
+from solodg.models.stages import Network, Stages
 from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
 from solodg.readings import ImageNorm, Reading, readings_of

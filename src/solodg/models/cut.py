@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from solodg.errors import UserError
 from solodg.models.backbones import Backbone, channel_means
-from solodg.models.networks import HookedTimmStages, Network
+from solodg.models.stages import Network
 from solodg.seeding import torch_generator
 
 _TOLERANCE = 1e-4  # of the same sums, possibly in another memory layout
@@ -39,7 +39,7 @@ class Cut:
             )
         self._trained = {id(p) for group in groups[-stages:] for p in group}
         all_stages = backbone.stage_modules()
-        if isinstance(backbone.net, HookedTimmStages) or not all_stages:
+        if backbone.net.maps_by_hooks or not all_stages:
             self._refuse(stages, "its stages give no maps")
         before = self._find_first(stages)
         self._early = [stage for stage in all_stages if id(stage) in before]

@@ -11,7 +11,7 @@ from solodg.models.backbones import channel_means, freeze_statistics
 from solodg.models.cut import Cut
 from solodg.models.extractor import Extractor
 from solodg.models.image_norm import drawn_readings, image_norms
-from solodg.models.networks import Stages
+from solodg.models.stages import Stages
 from solodg.readings import Reading
 from solodg.types import Features
 

@@ -11,10 +11,6 @@ from torch import Tensor, nn
 from solodg.errors import UserError
 from solodg.torchvision_shim import make_torchvision_importable
 
-make_torchvision_importable()
-
-from timm.models import adapt_input_conv  # noqa: E402  (needs the call above)
-
 _CLASSIFIERS = ("classifier.6", "fc", "head", "classifier")  # layers that a file may have on top
 
 
@@ -37,7 +33,7 @@ def load_weights(net: nn.Module, name: str, path: Path, channels: int) -> None:
     expected = model.state_dict()
     for key in set(state) & set(expected):
         if channels != 3 and _is_colour_convolution(state[key], expected[key]):
-            state[key] = adapt_input_conv(channels, state[key])
+            state[key] = _with_channels(channels, state[key])
     heads = getattr(model, "default_cfg", {}).get("classifier") or _CLASSIFIERS
     heads = (heads,) if isinstance(heads, str) else tuple(heads)
     foreign = [k for k in state if k not in expected and not k.startswith(heads)]
@@ -68,3 +64,12 @@ def _is_colour_convolution(given: Tensor, expected: Tensor) -> bool:
         and given.shape[0] == expected.shape[0]
         and given.shape[2:] == expected.shape[2:]
     )
+
+
+def _with_channels(channels: int, convolution: Tensor) -> Tensor:
+    """Returns the weights of a colour convolution as those of one that reads `channels`."""
+    make_torchvision_importable()
+    from timm.models import adapt_input_conv  # late: it takes a second or two to import
+
+    adapted: Tensor = adapt_input_conv(channels, convolution)
+    return adapted

@@ -183,7 +183,7 @@ def _recipe(config: RunConfig) -> dict[str, Any]:
 
 def _with_recipe(config: RunConfig) -> RunConfig:
     """Fills open choices from the algorithm's recipe; the variant's arguments override it."""
-    from solodg.models.networks import has_batch_norm  # late: it imports all of timm
+    from solodg.models.networks import has_batch_norm  # late: it imports torch
 
     recipe = _recipe(config)
     of_variant = ALGORITHMS[config.algorithm].variants.get(config.variant, {})

@@ -1,0 +1,44 @@
+"""What every network returns: the feature maps of its stages, and an embedding."""
+
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Stages(NamedTuple):
+    """The feature map of each stage of a network, and the pooled embedding."""
+
+    maps: list[Tensor]  # (B, C_i, H_i, W_i), or (B, N_i, C_i) tokens
+    embedding: Tensor  # (B, D)
+
+
+class Network(nn.Module):
+    """A network that returns the maps of its stages; `pool` makes the embedding of the last one."""
+
+    maps_by_hooks: ClassVar[bool] = False  # hooks collect the maps, in place of `forward`
+
+    def forward(self, x: Tensor) -> Stages:
+        """Returns the map of each stage and the embedding of normalised images."""
+        raise NotImplementedError
+
+    def last_map(self, x: Tensor) -> Tensor:
+        """Returns the last feature map (B, C, H, W), or the embedding (B, D) without a map."""
+        raise NotImplementedError
+
+    def pool(self, last: Tensor) -> Tensor:
+        """Returns the embedding (B, D) of what `last_map` returned."""
+        raise NotImplementedError
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Returns the embedding (B, D) of normalised images."""
+        return self.pool(self.last_map(x))
+
+    def stage_modules(self) -> list[nn.Module]:
+        """Returns the module that computes the map of each stage."""
+        raise NotImplementedError
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """Returns the parameters in groups, from the first stage to the last."""
+        layers = [module for module in self.modules() if not list(module.children())]
+        groups = [list(layer.parameters()) for layer in layers]
+        return [group for group in groups if group]
