@@ -248,12 +248,24 @@ def test_the_results_of_the_readme_are_those_of_committed_records() -> None:
 
 def test_the_tables_of_the_adaptation_page_are_those_of_committed_records() -> None:
     page = (DOCS / "adaptation.md").read_text()
-    for path in (DOCS / "results").glob("lab_*.jsonl"):
+    for path in (DOCS / "results" / f"lab_{name}.jsonl" for name in ("shifts", "written")):
         plans = read_plans(ROOT / "configs" / "lab" / f"{path.stem.removeprefix('lab_')}.yaml")
         results = read_results(path)
         title = plans[0].title.rpartition(": ")[0]
         assert comparison_table(title, plans, results).markdown() in page
         assert all(cell.key in results.done for plan in plans for cell in plan.cells())
+
+
+def test_the_table_of_donors_is_that_of_committed_studies() -> None:
+    page = (DOCS / "adaptation.md").read_text()
+    runs = records("lab_written_study")
+    donors = ("own", "same domain", "other domain", "mean", "prior")
+    rows = [(r["dataset"], *target) for r in runs for target in r["style"].items()]
+    for dataset, target, found in rows:
+        cells = [f"{100 * found[donor]:.1f}" for donor in donors]
+        assert f"| {dataset} | {target} | {' | '.join(cells)} |" in page
+    means = [f"{100 * np.mean([found[donor] for *_, found in rows]):.1f}" for donor in donors]
+    assert f"| mean | {len(rows)} targets | {' | '.join(means)} |" in page
 
 
 def demo_rows(file: str = "demo", default: str = "`solo_plus`") -> list[str]:
