@@ -89,6 +89,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 SCRIPT = """
 import hashlib, json, os, sys
 from pathlib import Path
+import solodg.runs.begin as beginning
 import solodg.runs.train as run
 from solodg.algorithms import ALGORITHMS
 from solodg.runs.config import Machine, RunConfig
@@ -125,7 +126,7 @@ for name, kind in ALGORITHMS.items():
 def broken(*arguments):
     raise ZeroDivisionError("as if")
 
-run.claim = broken  # which the first process alone calls
+beginning.claim = broken  # which the first process alone calls
 try:
     run.train_run(config, Machine(accelerator="cpu", strategy="ddp"), Path(sys.argv[1]) / "broken")
 except Exception as error:
