@@ -268,6 +268,25 @@ def test_the_table_of_donors_is_that_of_committed_studies() -> None:
     assert f"| mean | {len(rows)} targets | {' | '.join(means)} |" in page
 
 
+def test_the_commands_of_the_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, with two steps of training."""
+    text = (DOCS / "tutorial.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr("sys.argv", ["hospitals.py", "hospitals"])
+    importlib.import_module("examples.hospitals").main()
+    steps = ["--steps", "2", "--batch-size", "4", "--context-images", "1"]
+    run = [words for words in commands(text) if words[0] == "solodg"]
+    assert len(run) == 8
+    for _, command, *words in run:
+        given = [*words[: words.index("--steps")], *steps, *words[words.index("--steps") + 2 :]] \
+            if "--steps" in words else words  # fmt: skip
+        output = solodg(command, *given)
+        assert not re.search(r"[Tt]raceback", output)
+    exec(blocks("python", text)[0], {})  # what the page shows
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 222
+
+
 def demo_rows(file: str = "demo", default: str = "`solo_plus`") -> list[str]:
     rows = []
     for algorithm, name in (("erm", "ERM"), ("solo", "`solo`"), ("solo_plus", default)):
