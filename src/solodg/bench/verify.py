@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from solodg.algorithms import ALGORITHMS
 from solodg.data import DATASETS
 from solodg.errors import UserError, validation_error
 from solodg.progress import Progress
 from solodg.runs.config import OFF_VALUES, Machine, RunConfig
+from solodg.runs.defaults import OF_STEPS
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.stored_arguments import complete_config
 from solodg.runs.stream import Stream
@@ -55,10 +57,15 @@ def recorded_config(record: Record) -> dict[str, Any]:
     """Returns the configuration of the record's run.
 
     Settings that the run did not have are turned off, so that a newer recipe does not add them;
-    arguments that an old record does not name have the defaults of its time.
+    arguments that an old record does not name have the defaults of its time. A classifier in closed
+    form has no settings of training by steps.
     """
     complete = complete_config(record.config)
-    return OFF_VALUES | {name: value for name, value in complete.items() if value is not None}
+    values = OFF_VALUES | {name: value for name, value in complete.items() if value is not None}
+    kind = ALGORITHMS.get(values["algorithm"])
+    if kind is not None and kind.is_closed_form(values["arguments"]):
+        return {name: value for name, value in values.items() if name not in OF_STEPS}
+    return values
 
 
 def repeat(

@@ -13,6 +13,11 @@ from solodg.runs.config import ResolvedConfig, RunConfig
 _ADAPTATION = "What adapts to an image has options of its own: --image-norm and --pose."
 
 
+# Options of training by steps, which a classifier in closed form has not.
+OF_STEPS = ("steps", "linear_steps", "learning_rate", "backbone_learning_rate", "validate_every",
+            "weight_average")  # fmt: skip
+
+
 def resolve(config: RunConfig) -> ResolvedConfig:
     """Returns the configuration with every open choice made, checked against the registries."""
     if isinstance(config, ResolvedConfig):
@@ -156,9 +161,7 @@ def _check_stored_views(config: RunConfig) -> None:
 
 def _check_solved(config: RunConfig) -> None:
     """Raises `UserError` for options of a training that does not take place."""
-    names = ("steps", "linear_steps", "learning_rate", "backbone_learning_rate", "validate_every",
-             "weight_average")  # fmt: skip
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    given = [f"--{name.replace('_', '-')}" for name in OF_STEPS if getattr(config, name)]
     if given:
         raise UserError(
             f"{', '.join(given)}: the ridge classifier is solved in closed form, without steps. "
