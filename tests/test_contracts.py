@@ -106,11 +106,12 @@ def test_one_image_alone_equals_its_row_in_a_batch_of_64(name: str, variant: str
 @pytest.mark.parametrize(("name", "variant"), TRAINED)
 def test_training_lowers_the_loss_and_reaches_every_parameter(name: str, variant: str) -> None:
     algorithm = build(name, variant).train()
-    schedule = Schedule(30, 30, 3e-3, 3e-3, 0.0, 0)
+    steps = 60 if name == "solo_code" else 30  # its pose is learned on the way
+    schedule = Schedule(steps, steps, 3e-3, 3e-3, 0.0, 0)
     optimizer = build_optimizer(algorithm, schedule)
     values = []
     reached = set()
-    for episode in episodes(30, context=2, queries=6):
+    for episode in episodes(steps, context=2, queries=6):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
         losses["loss"].backward()

@@ -120,10 +120,11 @@ def test_after_a_bad_image_the_others_of_its_request_are_not_decoded(model, deco
 def test_requests_may_not_hold_more_bytes_than_the_queue_has(model) -> None:
     """A second request is refused while another holds most of the bytes, and then admitted."""
     whole = np.random.default_rng(0).bytes(100_000)
-    release = threading.Event()
+    sent, release = threading.Event(), threading.Event()
 
     def slowly():
         yield whole
+        sent.set()
         release.wait(10)
         yield b"end"
 
@@ -131,7 +132,10 @@ def test_requests_may_not_hold_more_bytes_than_the_queue_has(model) -> None:
         with ThreadPoolExecutor(1) as other:
 
             def start():
-                return other.submit(httpx.post, f"{url}/predict", content=slowly(), timeout=20)
+                sent.clear()
+                request = other.submit(httpx.post, f"{url}/predict", content=slowly(), timeout=20)
+                assert sent.wait(10)
+                return request
 
             first, deadline = start(), time.monotonic() + 10
             while (second := httpx.post(f"{url}/predict", content=whole)).status_code != 429:
