@@ -91,9 +91,9 @@ class RunConfig(BaseModel):
         "Mix the image's own statistics into every BatchNorm; those of the sources count as this "
         "many pixels, e.g. 300; 0: do not mix. With several readings, e.g. 0,300,line:300, the "
         "backbone reads each image once for each, and the features are averaged; a reading may "
-        "have a view of the image: line (a line drawing), zoom, flip or grey. auto: 100, or "
-        "0,3000,300 on given weights, or 0,100,1000,line:300 on frozen ones, if that helps on "
-        "source domains that are held out; else 0.",
+        "have a view of the image: line (a line drawing), zoom, flip or grey. auto: 100, or on "
+        "given weights 0,100,1000,line:300, if that helps on source domains that are held out; "
+        "else 0.",
         shown_default="0; with solo_plus auto",
     )
     pose: Literal["auto", "on", "off"] | None = option(
