@@ -1,6 +1,6 @@
 """What each test-time method costs beside plain inference: ResNet-18 at 224 pixels, 7 classes.
 
-`python -m benchmarks.adapters` prints the table. Each method with its authors' defaults. Those that
+`python -m benchmarks.adapters` prints the table. Each method with its defaults. Those that
 work image by image are measured on fewer images than 64, and that is said.
 """
 
