@@ -1,7 +1,9 @@
 """Entropy regularisation against small independent implementations."""
 
 import copy
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,10 @@ from peer_models import (
     on_images,
 )
 from solodg.algorithms.entropy_regularisation import reverse_gradient
+from solodg.data import DATASETS, Loading
+from solodg.runs.build import make_algorithm, make_backbone
+from solodg.runs.config import RunConfig
+from solodg.runs.defaults import resolve
 from solodg.runs.fit import Schedule, build_optimizer
 from solodg.types import Batch
 
@@ -110,3 +116,16 @@ def test_classifiers_of_domains_learn_at_a_rate_of_their_own(domain_rate: float)
         assert rates[id(parameter)] == expected.get(part, 1e-2), name
     groups = 2 if domain_rate == 1.0 else 4  # as before: the optimiser of an old run continues
     assert len(optimizer.param_groups) == groups
+
+
+def test_training_tells_the_method_how_many_images_a_domain_has() -> None:
+    source = DATASETS["toy"].load(Loading(Path("nowhere"), 32, 3)).leave_out(["sky"])
+    kept = np.flatnonzero((source.train.domains != 1) | (np.arange(len(source.train)) % 3 == 0))
+    fewer = source.mapped(lambda part: part.subset(kept) if part is source.train else part)
+    config = resolve(
+        RunConfig(dataset="toy", algorithm="entropy_regularisation", backbone="small_cnn")
+    )
+    algorithm = make_algorithm(config, make_backbone(config), fewer)
+    counts = [int((fewer.train.domains == d).sum()) for d in range(3)]
+    assert len(set(counts)) > 1
+    assert algorithm.domain_images == tuple(counts)
