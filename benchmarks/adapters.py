@@ -1,6 +1,6 @@
 """What each test-time method costs beside plain inference: ResNet-18 at 224 pixels, 7 classes.
 
-`python -m benchmarks.adapters` prints the table. Each method with its authors' defaults. Those that
+`python -m benchmarks.adapters` prints the table. Each method with its defaults. Those that
 work image by image are measured on fewer images than 64, and that is said.
 """
 
@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from benchmarks.model import build, predictor
+from benchmarks.model import NETWORK, build, predictor
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
 from solodg.adapters import ADAPTERS
 from solodg.runs.allocator import keep_freed_memory
@@ -17,11 +17,16 @@ from solodg.runs.allocator import keep_freed_memory
 _FEW = 2
 
 
-def rows(size: int = 224) -> list[list[str]]:
-    """Measures all test-time methods at batch sizes 1 and 64; returns the rows of the table."""
+def rows(
+    size: int = 224, network: str = NETWORK, rounds: tuple[int, int] = (15, 2)
+) -> list[list[str]]:
+    """Measures all test-time methods at batch sizes 1 and 64; returns the rows of the table.
+
+    `rounds` are those at each of the two sizes.
+    """
     found = []
-    models = {name: build(name, 7, size) for name in ("erm", "solo", "solo_plus", "ttt")}
-    for batch, rounds in ((1, 15), (64, 2)):
+    models = {name: build(name, 7, size, network) for name in ("erm", "solo", "solo_plus", "ttt")}
+    for batch, count in zip((1, 64), rounds, strict=True):
         x = torch.rand(batch, 3, size, size)
         work = {
             "ERM": predictor(models["erm"], x),
@@ -34,7 +39,7 @@ def rows(size: int = 224) -> list[list[str]]:
                 adapter = kind(copy.deepcopy(models[kind.trained_by or "erm"])).eval()
                 by_image = name in ("memo", "ttt")
                 work[f"ERM + {name}"] = predictor(adapter, x[:few] if by_image else x)
-        measured = alternate(work, rounds=rounds, warmup=1)
+        measured = alternate(work, rounds=count, warmup=1)
         for name, timing in measured.items():
             if batch > few and name in ("ERM + memo", "ERM + ttt"):
                 timing = Timing([seconds * batch / few for seconds in timing.rounds])

@@ -18,13 +18,15 @@ from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.runs.open_parts import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS
 from solodg.types import Batch, Episode
 
+NETWORK = "resnet18"
 
-def build(name: str, classes: int, size: int) -> Algorithm:
-    """Builds a model that is ready to predict, on ResNet-18 with random weights."""
+
+def build(name: str, classes: int, size: int, network: str = NETWORK) -> Algorithm:
+    """Builds a model that is ready to predict, on a network with random weights."""
     torch.manual_seed(0)
     norm = ALGORITHMS[name].recipes["pretrained"].get("image_norm")
     backbone = build_backbone(
-        "resnet18", image_size=size, image_norm=NORM_FROM_WEIGHTS if norm == AUTO else norm
+        network, image_size=size, image_norm=NORM_FROM_WEIGHTS if norm == AUTO else norm
     )
     algorithm = build_algorithm(name, backbone, num_classes=classes, num_domains=3).eval()
     y = torch.arange(classes)
@@ -48,6 +50,25 @@ def inference_rows(size: int = 224) -> list[list[str]]:
     return rows
 
 
+def prediction_rows(
+    size: int = 224, network: str = NETWORK, rounds: tuple[int, int] = (30, 3)
+) -> list[list[str]]:
+    """Measures prediction by every algorithm beside ERM, of 7 classes; returns the table's rows.
+
+    `rounds` are those at batch sizes 1 and 64.
+    """
+    models = {name: build(name, 7, size, network) for name in ALGORITHMS}
+    columns = []
+    for batch, count in zip((1, 64), rounds, strict=True):
+        x = torch.rand(batch, 3, size, size)
+        runs = {name: predictor(model, x) for name, model in models.items()}
+        measured = alternate(runs, rounds=count, warmup=1)
+        columns.append(
+            {n: [milliseconds(t), ratio(t, measured["erm"])] for n, t in measured.items()}
+        )
+    return [[name, *columns[0][name], *columns[1][name]] for name in ALGORITHMS]
+
+
 def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
     """Returns a function that predicts one batch."""
 
@@ -58,9 +79,11 @@ def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
     return predict
 
 
-def step_rows(shown: Episode) -> list[list[str]]:
-    """Measures a whole update of ResNet-18 for every algorithm; returns the rows of the table."""
-    measured = alternate({name: updater(name, shown) for name in ALGORITHMS}, rounds=9, warmup=2)
+def step_rows(shown: Episode, network: str = NETWORK, rounds: int = 9) -> list[list[str]]:
+    """Measures a whole update for every algorithm that makes steps; returns the table's rows."""
+    trained = [name for name, kind in ALGORITHMS.items() if not kind.is_closed_form({})]
+    work = {name: updater(name, shown, network) for name in trained}
+    measured = alternate(work, rounds=rounds, warmup=2)
     return [
         [name, milliseconds(timing), ratio(timing, measured["erm"])]
         for name, timing in sorted(measured.items(), key=lambda item: item[1].median)
@@ -81,13 +104,15 @@ def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 1
     return Episode(source, batch(own, torch.full_like(own, domains - 1)), len(labels))
 
 
-def updater(name: str, shown: Episode, *, compiled: bool = False) -> Callable[[], object]:
+def updater(
+    name: str, shown: Episode, network: str = NETWORK, *, compiled: bool = False
+) -> Callable[[], object]:
     """Returns a function that makes one update, with the method's recipe for random weights."""
     torch.manual_seed(0)
     recipe = ALGORITHMS[name].recipes["random"]
     norm = recipe.get("image_norm")
     backbone = build_backbone(
-        "resnet18",
+        network,
         channels=1,
         image_size=32,
         image_norm=NORM_FROM_RANDOM if norm == AUTO else norm,
@@ -107,6 +132,9 @@ def main() -> None:
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ERM", "solo", "solo_plus", "solo / ERM", "solo_plus / ERM"]
     sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")
+    title = "Inference of every method, ResNet-18 at 224 pixels, 7 classes"
+    header = ["method", "batch 1", "/ ERM", "batch 64", "/ ERM"]
+    sys.stdout.write(table(title, header, prediction_rows()) + "\n")
     defaults = RunConfig(dataset="rotated-mnist")
     shown = mnist_episode(defaults.context_images, defaults.batch_size)
     title = (

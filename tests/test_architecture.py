@@ -81,8 +81,8 @@ MODULES = {
     """,
     "adapters": """
         base
-        bn memo none shot t3a ttt
-        tent
+        bn crops none shot t3a
+        memo tent ttt
         __init__
     """,
     "runs": """

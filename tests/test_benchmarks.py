@@ -10,9 +10,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import head, onnx
+from benchmarks import adapters, head, model, onnx
 from benchmarks.plain import plain_posterior
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
+from solodg.adapters import ADAPTERS
+from solodg.algorithms import ALGORITHMS
 
 
 def small(kind: str):
@@ -42,10 +44,10 @@ def test_the_plain_form_has_our_loss_in_expectation(shown) -> None:
     losses = {}
     for kind in ("ours", "plain"):
         torch.manual_seed(0)
-        model = small(kind)
-        for parameter in model.parameters():
+        form = small(kind)
+        for parameter in form.parameters():
             torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
-        values = [model.losses(shown)["loss"].detach() for _ in range(60)]
+        values = [form.losses(shown)["loss"].detach() for _ in range(60)]
         losses[kind] = torch.stack(values)
     spread = (losses["ours"].var() / 60 + losses["plain"].var() / 60).sqrt()
     assert (losses["ours"].mean() - losses["plain"].mean()).abs() < 4 * spread
@@ -60,10 +62,19 @@ def test_steps_and_inference_run_at_a_small_size(kind: str) -> None:
     assert all(timing.median > 0 for timing in alternate(work, rounds=1).values())
 
 
+def test_every_algorithm_and_adapter_is_timed() -> None:
+    predicted = model.prediction_rows(16, "small_cnn", (1, 1))
+    assert [row[0] for row in predicted] == list(ALGORITHMS)
+    stepped = model.step_rows(model.mnist_episode(1, 10), "small_cnn", 1)
+    assert {row[0] for row in stepped} == ALGORITHMS.keys() - {"ridge"}  # solved, without steps
+    adapted = {row[1].split(" (")[0] for row in adapters.rows(16, "small_cnn", (1, 1))}
+    assert adapted >= {f"ERM + {name}" for name in ADAPTERS if name != "none"}
+
+
 def test_what_is_exported_for_timing_says_what_pytorch_says() -> None:
-    model = onnx.build("small_cnn", classes=4, size=32)
+    given = onnx.build("small_cnn", classes=4, size=32)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
-    wanted, found = model.compute(pixels), onnx.exported(model).compute(pixels)
+    wanted, found = given.compute(pixels), onnx.exported(given).compute(pixels)
     np.testing.assert_allclose(found.probabilities, wanted.probabilities, atol=1e-5)
 
 

@@ -18,6 +18,7 @@ from peer_models import (
 )
 from solodg.algorithms.fast_weights import embed_with
 from solodg.algorithms.masf import class_means, symmetric_kl, triplet_loss
+from solodg.types import Batch
 
 
 def plain_symmetric_kl(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tensor:
@@ -63,17 +64,25 @@ def test_the_inner_step_is_differentiated_through() -> None:
     assert_gradient_of(after, masf.classifier.weight)
 
 
-def test_masf_is_that_of_a_plain_loop() -> None:
-    masf = on_features("masf", inner_rate=0.5, metric_weight=0.3)
-    batch = feature_batch()
-    torch.manual_seed(4)
-    tested = int(torch.randint(3, ()))
-    torch.manual_seed(4)
-    losses = masf.losses(as_episode(batch, 16))
+@pytest.mark.parametrize("tested", [0, 1, 2])
+@pytest.mark.parametrize(("means", "leak"), [("fixed", 0.2), ("present", 0.01)])
+def test_masf_is_that_of_a_plain_loop(means: str, leak: float, tested: int) -> None:
+    """The authors' means are over domains and over all classes; theirs is the default."""
+    chosen = {} if means == "fixed" else {"means": means, "leak": leak}
+    masf = on_features("masf", inner_rate=0.5, metric_weight=0.3, **chosen)
+    some = [0, 1, 2, 4, 5, 8, 9, 10, 16, 17, 18, 19, 20, 21, 22]  # 5, 3 and 7 of the domains
+    batch = Batch(*(t[some] for t in feature_batch()))
+    seed = next(s for s in range(99) if torch.manual_seed(s) and torch.randint(3, ()) == tested)
+    torch.manual_seed(seed)
+    losses = masf.losses(as_episode(batch, 8))
     trained = batch.domain != tested
     stepped = copy.deepcopy(masf)
     sgd = torch.optim.SGD(stepped.classifier.parameters(), lr=0.5)
-    class_loss = F.cross_entropy(stepped(batch.x[trained]), batch.y[trained])
+    if means == "fixed":
+        own = [batch.domain == d for d in {0, 1, 2} - {tested}]
+        class_loss = sum(F.cross_entropy(stepped(batch.x[m]), batch.y[m]) for m in own) / 2
+    else:
+        class_loss = F.cross_entropy(stepped(batch.x[trained]), batch.y[trained])
     class_loss.backward()
     sgd.step()
     logits = stepped(batch.x)
@@ -84,9 +93,14 @@ def test_masf_is_that_of_a_plain_loop() -> None:
             sides = [logits[(batch.domain == d) & (batch.y == c)] for d in (tested, other)]
             if all(len(side) for side in sides):
                 classes.append(plain_symmetric_kl(*(side.mean(0) for side in sides)))
-        pairs.append(sum(classes) / len(classes))
+        assert 0 < len(classes) < 4
+        pairs.append(sum(classes) / (4 if means == "fixed" else len(classes)))
     alignment = sum(pairs) / 2
-    metric = plain_triplet(stepped.metric(batch.x[:, :DIM]), batch.y, 10.0)
+    code = batch.x[:, :DIM]
+    for layer in (masf.metric[0], masf.metric[2]):
+        code = code @ layer.weight.T + layer.bias
+        code = torch.where(code > 0, code, leak * code)
+    metric = plain_triplet(code, batch.y, 10.0)
     torch.testing.assert_close(losses["class"], class_loss.detach())
     torch.testing.assert_close(losses["alignment"], alignment.detach())
     torch.testing.assert_close(losses["metric"], metric.detach())

@@ -26,25 +26,44 @@ def plain_loss_and_gradient(theta: np.ndarray, x: np.ndarray, y: np.ndarray):
     return loss, p.T @ inputs / len(y)
 
 
-@pytest.mark.parametrize("second_order", [True, False])
-def test_mldgs_gradient_is_that_of_finite_differences(second_order: bool) -> None:
+def summed(theta: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray]]):
+    """Loss and gradient, summed over parts of the data."""
+    each = [plain_loss_and_gradient(theta, x, y) for x, y in parts]
+    return sum(loss for loss, _ in each), sum(gradient for _, gradient in each)
+
+
+def unequal_episode() -> Episode:
+    """Sources of five and four images, of which the second lacks class 2; six of the target."""
+    source, target = random_episode((6,), seed=3)[:2]
+    y = torch.where(source.domain == 1, source.y % 2, source.y)
+    assert set(y[source.domain == 0].tolist()) == {0, 1, 2}
+    scaled = [b._replace(x=4 * b.x.double() - 2) for b in (source._replace(y=y), target)]
+    return Episode(*scaled)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"second_order": False}, {"meta_train": "mean", "alpha": 0.7, "beta": 1.3}],
+    ids=["as the authors", "first order", "mean over images"],
+)
+def test_mldgs_gradient_is_that_of_finite_differences(arguments: dict) -> None:
+    """The authors sum the mean losses of the meta-train domains; alpha 0.5, beta 1."""
     torch.manual_seed(0)
-    alpha, beta = 0.7, 1.3
-    algorithm = MLDG(
-        ReadyFeatures(4, 2), num_classes=3, alpha=alpha, beta=beta, second_order=second_order
-    ).double()
-    one = random_episode((6,), seed=3)
-    source, target = (b._replace(x=4 * b.x.double() - 2) for b in one[:2])
+    algorithm = MLDG(ReadyFeatures(4, 2), num_classes=3, **arguments).double()
+    alpha, beta = arguments.get("alpha", 0.5), arguments.get("beta", 1.0)
+    second_order = arguments.get("second_order", True)
+    source, target = unequal_episode()[:2]
     losses = algorithm.losses(Episode(source, target))
     losses["loss"].backward()
     linear = algorithm.classifier
     theta = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().numpy()
     ours = torch.cat([linear.weight.grad, linear.bias.grad[:, None]], 1).numpy()
     (xs, ys), (xt, yt) = ((b.x[:, :4].numpy(), b.y.numpy()) for b in (source, target))
-    fixed = plain_loss_and_gradient(theta, xs, ys)[1]
+    parts = [(xs, ys)] if "meta_train" in arguments else [(xs[:5], ys[:5]), (xs[5:], ys[5:])]
+    fixed = summed(theta, parts)[1]
 
     def objective(at: np.ndarray) -> float:
-        first, gradient = plain_loss_and_gradient(at, xs, ys)
+        first, gradient = summed(at, parts)
         step = gradient if second_order else fixed
         return first + beta * plain_loss_and_gradient(at - alpha * step, xt, yt)[0]
 
@@ -55,6 +74,16 @@ def test_mldgs_gradient_is_that_of_finite_differences(second_order: bool) -> Non
         shift[place] = 1e-5
         expected[place] = (objective(theta + shift) - objective(theta - shift)) / 2e-5
     np.testing.assert_allclose(ours, expected, atol=1e-9)
+
+
+def test_the_sum_is_the_mean_with_another_alpha_and_beta() -> None:
+    one = random_episode((6,), (4, 4, 4, 5))  # three meta-source domains
+    losses = []
+    for arguments in ({}, {"meta_train": "mean", "alpha": 0.5 * 3, "beta": 1 / 3}):
+        torch.manual_seed(0)
+        algorithm = MLDG(ReadyFeatures(4, 2), num_classes=3, **arguments)
+        losses.append(algorithm.losses(one)["loss"])
+    torch.testing.assert_close(losses[0], 3 * losses[1])
 
 
 def test_mldg_leaves_weights_and_the_statistics_of_its_inner_step_behind() -> None:

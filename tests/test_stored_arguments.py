@@ -14,20 +14,21 @@ from solodg.algorithms.solo import Solo
 from solodg.bench.cell import Cell
 from solodg.bench.plan import read_plan
 from solodg.bench.records import read_results
-from solodg.bench.verify import read_record, recorded_config
+from solodg.bench.verify import read_record, recorded_config, recorded_stream, records_beside
 from solodg.runs import checkpoint
 from solodg.runs.config import Machine, RunConfig
-from solodg.runs.defaults import algorithm_arguments, resolve
+from solodg.runs.defaults import algorithm_arguments, checked_arguments, resolve
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.folder import read_config
 from solodg.runs.stored_arguments import (
     changed_adapter_arguments,
     changed_arguments,
+    complete_adapter_arguments,
     complete_arguments,
 )
 from solodg.runs.stream import Stream, adapter_arguments
 from solodg.runs.train import train_run
-from solodg.storage import read_json
+from solodg.storage import read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 OLD_RUN = ROOT / "tests" / "data" / "run_format_2"
@@ -54,18 +55,38 @@ def new_defaults(monkeypatch: pytest.MonkeyPatch):
     return change
 
 
+# What now differs from the defaults of runs that do not name their arguments.
+CHANGED = {
+    "entropy_regularisation": {"weighting": "data", "domain_rate": 0.1},
+    "jigen": {"whole": 0.9},
+    "masf": {"leak": 0.2, "means": "fixed"},
+    "mldg": {"meta_train": "sum"},
+    "rsc": {"channel_share": 1 / 3.2},
+    "ttt": {"own_stages": 1},
+}
+CHANGED_ADAPTERS = {
+    "memo": {"copies": 64, "prior": 16.0},
+    "shot": {"learning_rate": 1e-3, "nesterov": True, "weight_decay": 1e-3, "rounds": 2},
+    "ttt": {"copies": 32},
+}
+
+
 # Algorithms that came after all arguments were stored need no entry.
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if complete_arguments(name, {})])
 def test_every_argument_of_an_algorithm_has_a_value_for_runs_that_do_not_name_it(name) -> None:
     assert arguments_of(ALGORITHMS[name]) <= complete_arguments(name, {}).keys()
     for variant in ALGORITHMS[name].variants:
         config = RunConfig(dataset="toy", algorithm=name, variant=variant)
-        assert changed_arguments(name, algorithm_arguments(config), variant) == {}
+        changed = changed_arguments(name, algorithm_arguments(config), variant)
+        assert changed == CHANGED.get(name, {})
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_every_argument_of_an_adapter_has_one_too(name) -> None:
-    assert changed_adapter_arguments(name, adapter_arguments(name, {})) == {}
+    changed = changed_adapter_arguments(name, adapter_arguments(name, {}))
+    assert changed == CHANGED_ADAPTERS.get(name, {})
+    before = complete_adapter_arguments(name, {})
+    assert changed_adapter_arguments(name, adapter_arguments(name, before)) == {}
     unknown = {argument: object() for argument in arguments_of(ADAPTERS[name])}
     assert changed_adapter_arguments(name, unknown) == unknown
 
@@ -123,6 +144,35 @@ def test_the_key_of_a_stream_knows_a_changed_default_of_its_adapter(new_defaults
     new_defaults()
     after = [Cell("", "tent", config, stream).key for stream in streams]
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, False, True]
+
+
+def test_a_record_of_before_is_repeated_with_the_defaults_of_its_time() -> None:
+    """Of `memo`, which has another number of copies and mixed statistics since."""
+    path = RECORDS.parent / "pacs_adapters.jsonl"
+    record = next(r for r in records_beside(str(path)) if r.adapter == "memo")
+    assert "prior" not in record.stream["arguments"]
+    stream = recorded_stream(record)
+    assert stream.arguments == {"copies": 16, "learning_rate": 2.5e-4, "prior": None}
+    assert recorded_stream(records_beside(str(RECORDS))[0]) is None
+    # A plan finds it by naming what was off, and does not find it without.
+    config = resolve(RunConfig(**recorded_config(record)))
+    keys = [
+        Cell("", "memo", config, stream.model_copy(update={"arguments": named})).key
+        for named in ({"copies": 16, "prior": None}, {"copies": 16})
+    ]
+    assert [key == record.cell["key"] for key in keys] == [True, False]
+
+
+def test_a_run_of_before_keeps_the_meaning_of_arguments_it_does_not_name(tmp_path: Path) -> None:
+    """Written as such a run is, with the arguments that were given alone."""
+    shutil.copytree(OLD_RUN, tmp_path / "run")
+    for name, changed in CHANGED.items():
+        values = read_json(OLD_RUN / "config.json") | {"algorithm": name, "arguments": {}}
+        write_json(tmp_path / "run" / "config.json", values | {"variant": "default"})
+        stored = read_config(tmp_path / "run").arguments
+        assert changed.keys() <= stored.keys()
+        assert all(stored[argument] != value for argument, value in changed.items())
+        checked_arguments(name, stored)
 
 
 def test_an_old_run_that_is_scored_again_names_all_arguments(tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             num_domains=len(source.domain_names),
             **arguments,
         )
+        algorithm.domain_images = source.train.domain_sizes
         y, domain = (
             torch.from_numpy(source.train.labels),
             torch.from_numpy(source.train.domains),

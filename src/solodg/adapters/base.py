@@ -13,9 +13,9 @@ from solodg.algorithms import Algorithm
 class Adapter(nn.Module):
     """Adapts a trained algorithm to test images; `reset` restores the algorithm bit for bit.
 
-    Further arguments of a subclass are those of its method; their defaults are the authors', and
-    their types say which values are allowed. Between two calls only the weights that the method
-    trains may have changed.
+    Further arguments of a subclass are those of its method; their types say which values are
+    allowed, and its module's docstring says where the defaults are not the authors'. Between two
+    calls only the weights that the method trains may have changed.
     """
 
     single_sample: ClassVar[bool]  # whether row i of a batch equals image i alone

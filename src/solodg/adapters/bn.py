@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from solodg.adapters.base import Adapter, Snapshot
 from solodg.algorithms import Algorithm
 from solodg.errors import UserError
+from solodg.models.image_norm import ImageBatchNorm
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -48,6 +49,48 @@ def batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
 def stored_statistics(norms: list[BatchNorm]) -> list[Tensor]:
     """Returns the running statistics, which a batch with NaN spoils even with momentum 0."""
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+def plain_batch_norms(algorithm: Algorithm) -> list[BatchNorm]:
+    """Returns the BatchNorms of the backbone that use their stored statistics alone, if any."""
+    found = [m for m in algorithm.backbone.modules() if isinstance(m, BatchNorm)]
+    own = [(m, m.running_mean) for m in found if not isinstance(m, ImageBatchNorm)]
+    return [m for m, mean in own if mean is not None and mean.ndim == 1]
+
+
+@contextmanager
+def mixed_statistics(norms: list[BatchNorm], stored_share: float) -> Iterator[None]:
+    """Inside, BatchNorms use a mix of stored statistics and those of the batch, without gradient.
+
+    `stored_share` is the weight of the stored ones, which are not changed. The variance of the
+    batch is the unbiased one; a single value per channel has none: the stored one counts alone.
+    """
+    stored: dict[BatchNorm, tuple[Tensor, Tensor]] = {}
+
+    def mix(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(norm, BatchNorm)
+        mean, var = norm.running_mean, norm.running_var
+        assert mean is not None
+        assert var is not None
+        stored[norm] = (mean, var)
+        values = inputs[0].detach().transpose(0, 1).flatten(1)  # (C, values)
+        norm.running_mean = mean.lerp(values.mean(1).to(mean.dtype), 1 - stored_share)
+        if values.shape[1] > 1:
+            norm.running_var = var.lerp(values.var(1).to(var.dtype), 1 - stored_share)
+
+    def unmix(norm: nn.Module, _inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        assert isinstance(norm, BatchNorm)
+        norm.running_mean, norm.running_var = stored.pop(norm)
+
+    hooks = [norm.register_forward_pre_hook(mix) for norm in norms]
+    hooks += [norm.register_forward_hook(unmix) for norm in norms]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, (mean, var) in stored.items():  # of a layer that failed
+            norm.running_mean, norm.running_var = mean, var
 
 
 @contextmanager

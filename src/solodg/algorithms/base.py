@@ -22,6 +22,17 @@ class Outputs(NamedTuple):
     before: Tensor | None  # probabilities before adaptation to the image; None: no adaptation
 
 
+class OtherRate(NamedTuple):
+    """A module beside the backbone that learns at another rate than the rest.
+
+    Its rate is that of the backbone, or that of the rest, times `factor`.
+    """
+
+    part: nn.Module
+    of_backbone: bool
+    factor: float
+
+
 class Algorithm(nn.Module):
     """A training-time method on top of an extractor.
 
@@ -39,6 +50,7 @@ class Algorithm(nn.Module):
         "pretrained": {},
     }
     label_smoothing: float = 0.0  # an option of training, set after construction
+    domain_images: tuple[int, ...] | None = None  # training images of each source domain, set after
     closed_form: bool = False  # whether `solve` takes the place of training by `losses`
 
     def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
@@ -66,6 +78,10 @@ class Algorithm(nn.Module):
         spread = log_p.masked_fill(~finite, 0.0).sum(1) / finite.sum(1)
         of_label = log_p.gather(1, y[:, None])[:, 0]
         return -((1 - self.label_smoothing) * of_label + self.label_smoothing * spread).mean()
+
+    def other_rates(self) -> list[OtherRate]:
+        """Returns the parts that do not learn at the rate of their kind, if there are any."""
+        return []
 
     @classmethod
     def is_closed_form(cls, arguments: Mapping[str, Any]) -> bool:

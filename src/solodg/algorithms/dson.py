@@ -7,6 +7,12 @@ normalises image n of domain d by
     variance  w_d * batch variance_d + (1 - w_d) * instance variance_n       w_d = sigmoid(mix_d)
 
 per channel. The batch is the episode's images of domain d; at test its running statistics are used.
+
+The weight w_d is one number for each domain and each layer, 0.5 at first. The paper has been read
+in two ways: the abstract of its first preprint shares the weight of a domain between all layers,
+that of the second has one for each domain and layer, that of the published paper says "in each
+domain". We know of no code of its authors. The sigmoid and the start at 0.5 are ours.
+
 A test image goes through every domain's branch, and the probabilities are averaged: a prediction
 costs as many forward passes as there are source domains. It needs a backbone with BatchNorm that is
 not frozen, and no `--image-norm` (it mixes in the image's statistics itself). It learns statistics

@@ -50,13 +50,18 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Returns the key of the training and of the way it is scored; records carry it."""
+        """Returns the key of the training and of the way it is scored; records carry it.
+
+        Arguments of the adapter that are None are left out of it, unless they changed something:
+        a plan can so turn off what a later version does, and keep the keys of earlier records.
+        """
         if self.adapter == "none" and self.stream is None:
             return self.run_key
         stream = self.stream or Stream()
         given = {k: v for k, v in stream.model_dump().items() if v is not None}
         arguments = adapter_arguments(self.adapter, stream.arguments)
-        given["arguments"] |= changed_adapter_arguments(self.adapter, arguments)
+        named = {k: v for k, v in given["arguments"].items() if v is not None}
+        given["arguments"] = named | changed_adapter_arguments(self.adapter, arguments)
         text = json.dumps(given, sort_keys=True)
         return f"{self.run_key}-{self.adapter}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

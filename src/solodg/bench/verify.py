@@ -14,7 +14,7 @@ from solodg.progress import Progress
 from solodg.runs.config import OFF_VALUES, Machine, RunConfig
 from solodg.runs.defaults import OF_STEPS
 from solodg.runs.evaluate import evaluate_run
-from solodg.runs.stored_arguments import complete_config
+from solodg.runs.stored_arguments import complete_adapter_arguments, complete_config
 from solodg.runs.stream import Stream
 from solodg.runs.train import train_run
 from solodg.storage import parse_line, raw_lines, read_lines
@@ -68,6 +68,18 @@ def recorded_config(record: Record) -> dict[str, Any]:
     return values
 
 
+def recorded_stream(record: Record) -> Stream | None:
+    """Returns the stream of test images that a record was scored on; None: each image alone.
+
+    Arguments that an old record does not name have the defaults of its time.
+    """
+    if "batch_size" not in record.stream:
+        return None
+    stream = Stream(**record.stream)
+    arguments = complete_adapter_arguments(record.adapter, stream.arguments)
+    return stream.model_copy(update={"arguments": arguments})
+
+
 def repeat(
     record: Record,
     machine: Machine,
@@ -93,7 +105,7 @@ def repeat(
         )
     try:
         config = RunConfig(**values)
-        stream = Stream(**record.stream) if "batch_size" in record.stream else None
+        stream = recorded_stream(record)
     except ValidationError as error:
         raise validation_error("the record does not fit this version", error) from error
     with tempfile.TemporaryDirectory() as scratch:

@@ -30,6 +30,11 @@ class LabelledImages:
         """Returns the name of the domain of images that are all of one domain."""
         return self.domain_names[int(self.domains[0])]
 
+    @property
+    def domain_sizes(self) -> tuple[int, ...]:
+        """Returns the number of images of each domain, in the order of `domain_names`."""
+        return tuple(np.bincount(self.domains, minlength=len(self.domain_names)).tolist())
+
     def subset(self, indices: Indices) -> "LabelledImages":
         """Returns the chosen images with their labels; the others cannot be reached from it."""
         chosen = np.asarray(indices, dtype=np.int64)

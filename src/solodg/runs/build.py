@@ -75,6 +75,7 @@ def make_algorithm(config: ResolvedConfig, backbone: Backbone, source: SourceDat
     except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"algorithm {config.algorithm}: {error}") from error
     algorithm.label_smoothing = config.label_smoothing or 0.0
+    algorithm.domain_images = source.train.domain_sizes
     return algorithm
 
 

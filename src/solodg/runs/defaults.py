@@ -58,7 +58,12 @@ def algorithm_arguments(config: RunConfig) -> dict[str, Any]:
     if config.variant not in kind.variants:
         raise unknown_name(f"variant of {config.algorithm}", config.variant, kind.variants)
     checked = checked_arguments(config.algorithm, config.arguments)
-    return _default_arguments(config.algorithm) | kind.variants[config.variant] | checked
+    return default_arguments(config.algorithm, config.variant) | checked
+
+
+def default_arguments(algorithm: str, variant: str) -> dict[str, Any]:
+    """Returns all arguments of an algorithm as they are where none is given."""
+    return _default_arguments(algorithm) | ALGORITHMS[algorithm].variants[variant]
 
 
 def is_closed_form(config: RunConfig) -> bool:

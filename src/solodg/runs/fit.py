@@ -151,17 +151,19 @@ def update(
 
 
 def build_optimizer(algorithm: Algorithm, schedule: Schedule) -> torch.optim.Optimizer:
-    """Returns Adam for all trained parameters; those of the backbone have their own rate."""
-    backbone = {id(p) for p in algorithm.backbone.parameters()}
-    trained = [p for p in algorithm.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if id(p) not in backbone], "lr": schedule.learning_rate},
-        {
-            "params": [p for p in trained if id(p) in backbone],
-            "lr": schedule.backbone_learning_rate,
-        },
-    ]
-    filled = [group for group in groups if group["params"]]
+    """Returns Adam for all trained parameters; those of the backbone have their own rate.
+
+    So have parts of which the algorithm says so.
+    """
+    apart: list[tuple[nn.Module, float]] = [(algorithm.backbone, schedule.backbone_learning_rate)]
+    for part, of_backbone, factor in algorithm.other_rates():
+        rate = schedule.backbone_learning_rate if of_backbone else schedule.learning_rate
+        apart.append((part, rate * factor))
+    known = {id(p) for part, _ in apart for p in part.parameters()}
+    rest = [p for p in algorithm.parameters() if id(p) not in known]
+    groups = [(rest, schedule.learning_rate), *((list(m.parameters()), rate) for m, rate in apart)]
+    trained = [([p for p in group if p.requires_grad], rate) for group, rate in groups]
+    filled = [{"params": group, "lr": rate} for group, rate in trained if group]
     return torch.optim.Adam(filled, weight_decay=schedule.weight_decay, fused=True)
 
 

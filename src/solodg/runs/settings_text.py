@@ -4,13 +4,14 @@ from pathlib import Path
 
 from solodg.readings import readings_of
 from solodg.runs.config import ResolvedConfig
+from solodg.runs.defaults import default_arguments
 from solodg.runs.model_info import ModelInfo
-from solodg.runs.stored_arguments import changed_arguments
 
 
 def method_text(config: ResolvedConfig) -> str:
     """Returns the algorithm with its variant and the arguments that are not its defaults."""
-    changed = changed_arguments(config.algorithm, config.arguments, config.variant)
+    usual = default_arguments(config.algorithm, config.variant)
+    changed = {k: v for k, v in config.arguments.items() if k not in usual or usual[k] != v}
     options = ", ".join(f"{name}={value}" for name, value in changed.items())
     return f"{config.algorithm} ({config.variant})" + (f", {options}" if options else "")
 

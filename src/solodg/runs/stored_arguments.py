@@ -21,15 +21,28 @@ _ALGORITHMS: dict[str, Arguments] = {
     "csd": {"components": 2, "specific_weight": 1.0, "orthonormality_weight": 1.0},
     "da_erm": {"code_dim": 64, "hidden": 256},
     "dson": {},
-    "entropy_regularisation": {"adversary": 0.1, "across": 0.05, "within": 0.001},
+    "entropy_regularisation": {
+        "adversary": 0.1,
+        "across": 0.05,
+        "within": 0.001,
+        "weighting": "episode",
+        "domain_rate": 1.0,
+    },
     "erm": {},
-    "jigen": {"permutations": 30, "jigsaw_weight": 0.7},
+    "jigen": {"permutations": 30, "jigsaw_weight": 0.7, "whole": None},
     "l2a_ot": {"margin": 0.5, "novelty_weight": 1.0, "cycle_weight": 10.0},
-    "masf": {"inner_rate": 1e-5, "temperature": 2.0, "metric_weight": 0.005, "margin": 10.0},
+    "masf": {
+        "inner_rate": 1e-5,
+        "temperature": 2.0,
+        "metric_weight": 0.005,
+        "margin": 10.0,
+        "leak": 0.01,
+        "means": "present",
+    },
     "mixstyle": {"probability": 0.5, "concentration": 0.1},
-    "mldg": {"alpha": 0.5, "beta": 1.0, "second_order": True},
+    "mldg": {"alpha": 0.5, "beta": 1.0, "second_order": True, "meta_train": "mean"},
     "ridge": {},
-    "rsc": {"feature_share": 1 / 3, "image_share": 1 / 3},
+    "rsc": {"feature_share": 1 / 3, "image_share": 1 / 3, "channel_share": None},
     "solo": {
         "posterior": "hierarchical",
         "meta_learning": True,
@@ -58,7 +71,7 @@ _ALGORITHMS: dict[str, Arguments] = {
         "kl_weight": 1e-4,
     },
     "solo_plus": {"classifier": "linear"},
-    "ttt": {"rotation_weight": 1.0},
+    "ttt": {"rotation_weight": 1.0, "own_stages": 0},
 }
 _VARIANTS: dict[tuple[str, str], Arguments] = {
     ("mldg", "first-order"): {"second_order": False},
@@ -83,12 +96,20 @@ _VARIANTS: dict[tuple[str, str], Arguments] = {
 }
 _ADAPTERS: dict[str, Arguments] = {
     "bn": {},
-    "memo": {"copies": 32, "learning_rate": 0.00025},
+    "memo": {"copies": 32, "learning_rate": 0.00025, "prior": None},
     "none": {},
-    "shot": {"steps": 1, "learning_rate": 0.0001, "pseudo_weight": 0.3},
+    "shot": {
+        "steps": 1,
+        "learning_rate": 0.0001,
+        "pseudo_weight": 0.3,
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "updates": None,
+        "rounds": None,
+    },
     "t3a": {"keep": 100},
     "tent": {"steps": 1, "learning_rate": 0.001},
-    "ttt": {"steps": 10, "learning_rate": 0.001},
+    "ttt": {"steps": 10, "learning_rate": 0.001, "copies": None},
 }
 
 
@@ -107,6 +128,11 @@ def complete_arguments(
 ) -> dict[str, Any]:
     """Returns stored arguments of an algorithm with those that an earlier version left out."""
     return {**_before(algorithm, variant), **arguments}
+
+
+def complete_adapter_arguments(adapter: str, arguments: Arguments) -> dict[str, Any]:
+    """Returns stored arguments of an adapter with those that an earlier version left out."""
+    return {**_ADAPTERS.get(adapter, {}), **arguments}
 
 
 def complete_config(values: Mapping[str, Any]) -> dict[str, Any]:
