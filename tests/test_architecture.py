@@ -64,7 +64,8 @@ MODULES = {
         html plots
     """,
     "algorithms": """
-        base centres fast_weights ridge_sums solo.gaussian solo.mean_hidden
+        fast_weights ranges ridge_sums
+        base centres solo.gaussian solo.mean_hidden
         solo.meta_shifts solo.writer
         solo.networks solo.posterior_terms
         solo.prediction solo.training
@@ -73,9 +74,10 @@ MODULES = {
         solo_code.film solo_code.pose solo_code.style_code
         solo_code.method
         solo_code.__init__
-        erm
+        domain_losses erm
         ridge
-        coral csd da_erm dson entropy_regularisation jigen l2a_ot masf mixstyle mldg rsc ttt
+        coral csd da_erm dson entropy_regularisation fishr group_dro jigen l2a_ot masf miro mixstyle
+        mldg rsc ttt vrex
         solo_plus
         __init__
     """,
