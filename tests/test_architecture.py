@@ -83,7 +83,7 @@ MODULES = {
     """,
     "adapters": """
         base
-        bn memo none shot t3a ttt
+        bn lame memo none shot t3a ttt
         tent
         __init__
     """,
@@ -120,7 +120,7 @@ MODULES = {
         __init__ cell records row verify yaml_file
         plan
         duration table verdict
-        comparison runner
+        comparison runner search
         ray page stream_curves
     """,
     "explain": """
@@ -146,9 +146,9 @@ MODULES = {
     """,
     "cli": """
         config_options console devices options write_errors
-        data_table
+        cells data_table
         cache train predict datasets demo bench export report serve study
-        evaluate explain
+        evaluate explain tune
         __init__
     """,
 }

@@ -17,13 +17,14 @@ in a separate step before they are used on other domains, here all is one step; 
 losses weighed by 0.01; and they weigh classes by their inverse counts too.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -33,6 +34,11 @@ class EntropyRegularisation(ERM):
 
     `adversary`, `across` and `within` weigh the terms of the module's docstring.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "adversary": LogUniform(1e-2, 1.0),
+        "across": LogUniform(5e-3, 0.5),
+    }
 
     def __init__(
         self,

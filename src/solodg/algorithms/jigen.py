@@ -9,12 +9,15 @@ Every image is used whole and shuffled; the authors draw one of the two. It need
 not work on stored features of a frozen backbone.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode, Size
 
@@ -27,6 +30,8 @@ class JiGen(ERM):
 
     `permutations` is the number of orders besides the right one.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {"jigsaw_weight": LogUniform(0.07, 7.0)}
 
     def __init__(
         self,

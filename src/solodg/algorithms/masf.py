@@ -15,12 +15,15 @@ losses. Here the gradient goes through theta', nothing is clipped, and the run's
 the sum.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import embed_with, stepped, twice_differentiable
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -31,6 +34,11 @@ class MASF(ERM):
     `inner_rate` is the step's learning rate, `temperature` softens the aligned predictions,
     `metric_weight` and `margin` belong to the triplet loss.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "inner_rate": LogUniform(1e-6, 1e-3),
+        "metric_weight": LogUniform(5e-4, 5e-2),
+    }
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import call_with, stepped, twice_differentiable
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -25,6 +26,11 @@ class MLDG(ERM):
 
     `alpha` is the rate of that step, `beta` the weight of the second term.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "alpha": LogUniform(1e-4, 1.0),
+        "beta": LogUniform(0.1, 10.0),
+    }
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},

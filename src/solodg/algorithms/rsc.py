@@ -12,10 +12,13 @@ cross-entropy on the remaining features. The authors let the share of images gro
 here it is constant.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import SearchRange, Uniform
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -25,6 +28,11 @@ class RSC(ERM):
 
     `feature_share` is the share of features that are muted, `image_share` that of images.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "feature_share": Uniform(0.05, 0.5),
+        "image_share": Uniform(0.05, 0.5),
+    }
 
     def __init__(
         self,

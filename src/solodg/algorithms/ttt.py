@@ -6,18 +6,23 @@ authors' heads branch off before the last stage; here both read the embedding, s
 works.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class TTT(ERM):
     """ERM plus the cross-entropy, weighted by `rotation_weight`, of the rotation of images."""
+
+    search: ClassVar[dict[str, SearchRange]] = {"rotation_weight": LogUniform(0.1, 10.0)}
 
     def __init__(
         self, backbone: Extractor, *, num_classes: int, rotation_weight: float = 1.0

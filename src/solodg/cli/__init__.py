@@ -19,6 +19,7 @@ from solodg.cli.report import report
 from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
+from solodg.cli.tune import tune
 from solodg.cli.write_errors import write_error
 from solodg.errors import UserError
 from solodg.runs.allocator import keep_freed_memory
@@ -44,6 +45,10 @@ app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
+app.command(
+    epilog="Example: [bold]solodg tune toy --target sky --algorithm coral --backbone small_cnn "
+    "--steps 30 --runs 30[/bold]"
+)(tune)
 app.command(epilog="Example: [bold]solodg study runs/first[/bold]")(study)
 app.command()(datasets)
 app.command(epilog="Example: [bold]solodg cache --clear maps[/bold]")(cache)

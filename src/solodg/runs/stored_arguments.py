@@ -83,6 +83,7 @@ _VARIANTS: dict[tuple[str, str], Arguments] = {
 }
 _ADAPTERS: dict[str, Arguments] = {
     "bn": {},
+    "lame": {"affinity": "rbf", "neighbours": 5},
     "memo": {"copies": 32, "learning_rate": 0.00025},
     "none": {},
     "shot": {"steps": 1, "learning_rate": 0.0001, "pseudo_weight": 0.3},
