@@ -90,7 +90,7 @@ MODULES = {
     "runs": """
         __init__ allocator cache_folder option row_files
         machine
-        config model_info origin predictions statistics stored_arguments
+        averaged_runs config model_info origin predictions statistics stored_arguments
         defaults dense_average devices metrics metrics_log named_settings presets
         class_metrics
         bootstrap
@@ -102,13 +102,13 @@ MODULES = {
         target_images stream
         folder opened_data build checkpoint settings_text
         site_estimate
-        clock domain_rotations scored_data validation
+        clock domain_rotations fitting_runs scored_data validation
         open_parts operating_point site_data workplace
         begin evidence selection
         closed_form model_card turn_choices
         pose_training
         folds
-        train evaluate
+        average train evaluate
         estimate
     """,
     "predict": """
@@ -147,7 +147,7 @@ MODULES = {
     "cli": """
         config_options console devices options write_errors
         cells data_table
-        cache train predict datasets demo bench export report serve study
+        average cache train predict datasets demo bench export report serve study
         evaluate explain tune
         __init__
     """,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from solodg.cli.average import average
 from solodg.cli.bench import bench
 from solodg.cli.cache import cache
 from solodg.cli.console import err, out
@@ -38,6 +39,9 @@ app.command(
 )(train)
 app.command(epilog="Example: [bold]solodg evaluate runs/first[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command(
+    epilog="Example: [bold]solodg average runs/a runs/b runs/c --output runs/mean --greedy[/bold]"
+)(average)
 app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
 app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
 app.command(epilog="Example: [bold]solodg export runs/first --onnx model.onnx[/bold]")(export)
