@@ -34,13 +34,21 @@ def train(folder: Path, **options) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Runs from the same random weights that validate in this order, the last one very badly."""
+    """Runs from the same random weights; the last one says the opposite of the first, loudly."""
     base = tmp_path_factory.mktemp("runs")
-    return [
-        train(base / "good", steps=12, validate_every=12, learning_rate=4e-3),
-        train(base / "other", steps=12, validate_every=12, learning_rate=2e-3),
-        train(base / "bad", steps=1, validate_every=1, learning_rate=10.0),
-    ]
+    good, other = (
+        train(base / name, steps=20, validate_every=20, learning_rate=rate)
+        for name, rate in (("good", 4e-3), ("other", 2e-3))
+    )
+    shutil.copytree(good, base / "bad")
+    algorithm, _ = checkpoint.load(good)
+    with torch.no_grad():
+        for parameter in algorithm.classifier.parameters():
+            parameter.mul_(-10)
+    checkpoint.save_weights(
+        base / "bad", algorithm, step=1, validation={"accuracy": 0.01, "nll": 9.0}
+    )
+    return [good, other, base / "bad"]
 
 
 def floats(folder: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +69,9 @@ def test_the_mean_is_that_of_all_tensors_and_a_run_like_any_other(runs, tmp_path
     assert {run.run for run in made.runs} == {"good", "other", "bad"}
     best = made.runs[0].run
     assert read_config(tmp_path / "mean") == read_config(runs[0].parent / best)
-    assert all("learning_rate" in run.settings for run in made.runs[1:])
+    rates = {run.run: run.settings.get("learning_rate") for run in made.runs}
+    assert rates[best] is None
+    assert set(rates.values()) - {None}  # what differs from the best is named
     total = sum(read_seconds(run / "finished.json") for run in runs)
     assert read_seconds(tmp_path / "mean" / "finished.json") == pytest.approx(total)
     records = evaluate_run(tmp_path / "mean", accelerator="cpu")
