@@ -189,10 +189,8 @@ def _greedy(
         more = total.with_(run, run.load().to(judge.device).state_dict())
         found = judge.finalised(more.mean())
         stays = best is None or found[1].accuracy >= best[1].accuracy
-        what = "in" if stays else "left out"
-        say(
-            f"With {run.folder}: source validation accuracy {100 * found[1].accuracy:.1f}%: {what}."
-        )
+        accuracy = f"source validation accuracy {100 * found[1].accuracy:.1f}%"
+        say(f"With {run.folder}: {accuracy}, {'it stays' if stays else 'left out'}.")
         if stays:
             total, best = more, found
             chosen.append(run)

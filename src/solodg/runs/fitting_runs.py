@@ -60,9 +60,9 @@ class FinishedRun:
         layers only fit together if they began with the same weights, thus with the same seed.
         """
         config, info = self.config, self.info
-        initial = f"random, of seed {config.seed}"
-        if config.starts_from_weights and linear and not info.pose:
-            initial = str(self.origin.weights)
+        initial = str(self.origin.weights or "random")
+        if not (config.starts_from_weights and linear) or info.pose:
+            initial += f", of seed {config.seed}"  # of what begins with random weights
         return {
             "algorithm": f"{info.algorithm} ({info.variant})",
             "backbone": info.backbone,
