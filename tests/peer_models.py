@@ -48,6 +48,15 @@ def feature_batch(count: int = 24, requires_grad: bool = False) -> Batch:
     return Batch(x.requires_grad_(requires_grad), torch.where(domain == 2, y % 3, y), domain)
 
 
+def uneven_batch(requires_grad: bool = False, seed: int = 1) -> Batch:
+    """Returns random features of 8, 3 and 6 images of three domains; domain 2 lacks class 3."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(17, DIM + STYLE, generator=generator, dtype=torch.float64)
+    domain = torch.repeat_interleave(torch.arange(3), torch.tensor([8, 3, 6]))
+    y = torch.randint(4, (17,), generator=generator)
+    return Batch(x.requires_grad_(requires_grad), torch.where(domain == 2, y % 3, y), domain)
+
+
 def random_episode(
     shape: tuple[int, ...], sizes: tuple[int, ...] = (5, 4, 6), seed: int = 0
 ) -> Episode:

@@ -64,7 +64,8 @@ MODULES = {
         html plots
     """,
     "algorithms": """
-        base centres fast_weights ridge_sums solo.gaussian solo.mean_hidden
+        fast_weights ranges ridge_sums
+        base centres solo.gaussian solo.mean_hidden
         solo.meta_shifts solo.writer
         solo.networks solo.posterior_terms
         solo.prediction solo.training
@@ -73,22 +74,23 @@ MODULES = {
         solo_code.film solo_code.pose solo_code.style_code
         solo_code.method
         solo_code.__init__
-        erm
+        domain_losses erm
         ridge
-        coral csd da_erm dson entropy_regularisation jigen l2a_ot masf mixstyle mldg rsc ttt
+        coral csd da_erm dson entropy_regularisation fishr group_dro jigen l2a_ot masf miro mixstyle
+        mldg rsc ttt vrex
         solo_plus
         __init__
     """,
     "adapters": """
         base
-        bn crops none shot t3a
+        bn crops lame none shot t3a
         memo tent ttt
         __init__
     """,
     "runs": """
         __init__ allocator cache_folder option row_files
         machine
-        config model_info origin predictions statistics stored_arguments
+        averaged_runs config model_info origin predictions statistics stored_arguments
         defaults dense_average devices metrics metrics_log named_settings presets
         class_metrics
         bootstrap
@@ -100,13 +102,13 @@ MODULES = {
         target_images stream
         folder opened_data build checkpoint settings_text
         site_estimate
-        clock domain_rotations scored_data validation
+        clock domain_rotations fitting_runs scored_data validation
         open_parts operating_point site_data workplace
         begin evidence selection
         closed_form model_card turn_choices
         pose_training
         folds
-        train evaluate
+        average train evaluate
         estimate
     """,
     "predict": """
@@ -118,7 +120,7 @@ MODULES = {
         __init__ cell records row verify yaml_file
         plan
         duration table verdict
-        comparison runner
+        comparison runner search
         ray page stream_curves
     """,
     "explain": """
@@ -144,9 +146,9 @@ MODULES = {
     """,
     "cli": """
         config_options console devices options write_errors
-        data_table
-        cache train predict datasets demo bench export report serve study
-        evaluate explain
+        cells data_table
+        average cache train predict datasets demo bench export report serve study
+        evaluate explain tune
         __init__
     """,
 }

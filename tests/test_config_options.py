@@ -15,7 +15,7 @@ from solodg.cli.bench import bench
 from solodg.cli.config_options import options_of, validated
 from solodg.cli.evaluate import evaluate
 from solodg.cli.serve import serve
-from solodg.cli.train import _config, train
+from solodg.cli.train import config_of, train
 from solodg.errors import UserError
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
@@ -128,7 +128,7 @@ def test_there_is_one_default_algorithm_and_solo_has_its_variants_and_presets() 
 
     def by_command(preset: str | None = None, **options: str) -> tuple[str, str]:
         given = dict.fromkeys(("algorithm", "variant", "arguments"))
-        config = _config(given | {"dataset": "toy"} | options, preset)
+        config = config_of(given | {"dataset": "toy"} | options, preset)
         return config.algorithm, config.variant
 
     assert by_command() == ("solo_plus", "default")

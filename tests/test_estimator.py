@@ -103,7 +103,7 @@ def test_domains_are_made_where_none_are_given() -> None:
     assert domains is not None
 
 
-NEED_IMAGES = {"dson", "jigen", "l2a_ot", "mixstyle", "ttt"}
+NEED_IMAGES = {"dson", "jigen", "l2a_ot", "miro", "mixstyle", "ttt"}
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - NEED_IMAGES))

@@ -194,7 +194,7 @@ def test_opening_data_to_score_leaves_the_model_as_it_was(tmp_path, frozen, algo
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-NEED_IMAGES = ("dson", "jigen", "l2a_ot", "mixstyle", "ttt")
+NEED_IMAGES = ("dson", "jigen", "l2a_ot", "miro", "mixstyle", "ttt")  # or a trained backbone
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -2,6 +2,7 @@
 
 from solodg.adapters.base import Adapter
 from solodg.adapters.bn import BatchStatistics
+from solodg.adapters.lame import Lame
 from solodg.adapters.memo import Memo
 from solodg.adapters.none import NoAdapter
 from solodg.adapters.shot import Shot
@@ -17,6 +18,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "memo": Memo,
     "ttt": TestTimeTraining,
     "shot": Shot,
+    "lame": Lame,
 }
 
 __all__ = ["ADAPTERS", "Adapter"]

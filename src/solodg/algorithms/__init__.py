@@ -10,9 +10,12 @@ from solodg.algorithms.da_erm import DAERM
 from solodg.algorithms.dson import DSON
 from solodg.algorithms.entropy_regularisation import EntropyRegularisation
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.fishr import Fishr
+from solodg.algorithms.group_dro import GroupDRO
 from solodg.algorithms.jigen import JiGen
 from solodg.algorithms.l2a_ot import L2AOT
 from solodg.algorithms.masf import MASF
+from solodg.algorithms.miro import MIRO
 from solodg.algorithms.mixstyle import MixStyle
 from solodg.algorithms.mldg import MLDG
 from solodg.algorithms.ridge import Ridge
@@ -21,6 +24,7 @@ from solodg.algorithms.solo import Solo
 from solodg.algorithms.solo_code import SoloCode
 from solodg.algorithms.solo_plus import SoloPlus
 from solodg.algorithms.ttt import TTT
+from solodg.algorithms.vrex import VREx
 from solodg.models.extractor import Extractor
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -41,6 +45,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dson": DSON,
     "da_erm": DAERM,
     "l2a_ot": L2AOT,
+    "miro": MIRO,
+    "group_dro": GroupDRO,
+    "vrex": VREx,
+    "fishr": Fishr,
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from solodg.algorithms.ranges import SearchRange
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
@@ -49,6 +50,8 @@ class Algorithm(nn.Module):
         "random": {"label_smoothing": 0.1, "decay": "cosine"},
         "pretrained": {},
     }
+    # The main arguments that `solodg tune` searches, and the values that they may take.
+    search: ClassVar[dict[str, SearchRange]] = {}
     label_smoothing: float = 0.0  # an option of training, set after construction
     domain_images: tuple[int, ...] | None = None  # training images of each source domain, set after
     closed_form: bool = False  # whether `solve` takes the place of training by `losses`

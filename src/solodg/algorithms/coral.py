@@ -9,18 +9,22 @@ too, and to average over pairs.
 """
 
 from itertools import combinations
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
 
 class CORAL(ERM):
     """ERM with a penalty, weighted by `gamma`, on the distance between the domains' moments."""
+
+    search: ClassVar[dict[str, SearchRange]] = {"gamma": LogUniform(0.1, 10.0)}
 
     def __init__(self, backbone: Extractor, *, num_classes: int, gamma: float = 1.0) -> None:
         super().__init__(backbone, num_classes=num_classes)

@@ -9,10 +9,13 @@ where W is (K, D), the rows of the K classifiers for one class, and the last mea
 and pairs. Only the common one predicts. Weights, initialisation and K = 2 are the authors'.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode, Size
 
@@ -23,6 +26,11 @@ class CSD(ERM):
     `specific_weight` weighs the cross-entropy of the mixed classifiers, `orthonormality_weight`
     the penalty that keeps the components apart.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "specific_weight": LogUniform(0.1, 10.0),
+        "orthonormality_weight": LogUniform(0.1, 10.0),
+    }
 
     def __init__(
         self,

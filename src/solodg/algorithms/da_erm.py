@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from solodg.algorithms.base import Algorithm
 from solodg.algorithms.centres import group_means, prototype_loss
+from solodg.algorithms.ranges import Choice, SearchRange
 from solodg.inference import inference_batch_size
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode, Size
@@ -31,6 +32,8 @@ class DAERM(Algorithm):
 
     `code_dim` is the width of the domain embedding, `hidden` that of the hidden layers.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {"code_dim": Choice((16, 64, 256))}
 
     target_images: ClassVar[int] = 256
 

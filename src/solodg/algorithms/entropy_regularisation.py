@@ -19,7 +19,7 @@ units; theirs are updated in a separate step before they are used on other domai
 step; they start with all losses weighed by 0.01.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import OtherRate
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -39,6 +40,11 @@ class EntropyRegularisation(ERM):
     module's docstring; "episode", as in earlier versions of this package, weighs each domain alike
     in all terms but the class loss, however many images an episode has of it, and no classes.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "adversary": LogUniform(1e-2, 1.0),
+        "across": LogUniform(5e-3, 0.5),
+    }
 
     def __init__(
         self,

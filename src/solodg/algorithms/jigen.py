@@ -16,7 +16,7 @@ and shuffled for its order: about ten times the pressure of the order. The metho
 does not work on stored features of a frozen backbone.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Episode, Size
 
@@ -40,6 +41,8 @@ class JiGen(ERM):
     `permutations` is the number of orders besides the right one, `whole` the share of images that
     stay whole; None: every image is used twice, whole and shuffled.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {"jigsaw_weight": LogUniform(0.07, 7.0)}
 
     def __init__(
         self,

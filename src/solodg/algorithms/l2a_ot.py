@@ -17,6 +17,7 @@ ours: theirs belong to another critic and another generator.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from torch.nn import functional as F
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import embed_with
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
 
@@ -35,6 +37,11 @@ class L2AOT(ERM):
     `margin` is the divergence that a novel domain should reach; `novelty_weight` and
     `cycle_weight` weigh the terms of the module's docstring.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "novelty_weight": LogUniform(0.1, 10.0),
+        "cycle_weight": LogUniform(1.0, 100.0),
+    }
 
     def __init__(
         self,

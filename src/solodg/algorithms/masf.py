@@ -21,7 +21,7 @@ rate of 1e-5 for each of cross-entropy, alignment with metric loss (clipped), an
 here the run's optimiser minimises the sum. Their metric loss takes a third of each batch, here all.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import embed_with, stepped, twice_differentiable
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
 
@@ -41,6 +42,11 @@ class MASF(ERM):
     its network. `means`: "fixed" divides by the numbers of domains and of classes; "present", as in
     earlier versions of this package, by those of images and of classes that both batches have.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "inner_rate": LogUniform(1e-6, 1e-3),
+        "metric_weight": LogUniform(5e-4, 5e-2),
+    }
 
     def __init__(
         self,

@@ -9,13 +9,14 @@ quarter, an eighth and a sixteenth of the resolution in common networks. It need
 and works neither on a transformer's tokens nor on stored features of a frozen backbone.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange, Uniform
 from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
@@ -28,6 +29,11 @@ class MixStyle(ERM):
 
     `probability` is that of mixing at a stage; `concentration` is the parameter of the Beta.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "probability": Uniform(0.1, 0.9),
+        "concentration": LogUniform(0.03, 1.0),
+    }
 
     def __init__(
         self,

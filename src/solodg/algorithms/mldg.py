@@ -22,6 +22,7 @@ from torch import Tensor
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.fast_weights import call_with, stepped, twice_differentiable
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.extractor import Extractor
 from solodg.types import Batch, Episode
 
@@ -33,6 +34,11 @@ class MLDG(ERM):
     loss on the meta-source is put together: "sum" of the mean of each domain, or "mean" over all
     images.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "alpha": LogUniform(1e-4, 1.0),
+        "beta": LogUniform(0.1, 10.0),
+    }
 
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},

@@ -18,11 +18,13 @@ the paper), here it is constant; they add the mirrored images to every batch.
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import SearchRange, Uniform
 from solodg.models.extractor import Extractor
 from solodg.types import Episode
 
@@ -34,6 +36,11 @@ class RSC(ERM):
     both rounded up; `image_share` is the share of images. With `channel_share=None`, as in earlier
     versions of this package, `feature_share` is that of both, rounded to the nearest number.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {
+        "feature_share": Uniform(0.05, 0.5),
+        "image_share": Uniform(0.05, 0.5),
+    }
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ quarters; the authors do this, or (CIFAR) take all four rotations.
 """
 
 import copy
+from typing import ClassVar
 
 import torch
 from pydantic import NonNegativeInt
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import OtherRate, image_channels
 from solodg.algorithms.erm import ERM
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.models.backbones import Backbone
 from solodg.models.extractor import Extractor
 from solodg.types import Episode, Features
@@ -29,6 +31,8 @@ class TTT(ERM):
 
     The head of rotations has `own_stages` last stages of the backbone to itself.
     """
+
+    search: ClassVar[dict[str, SearchRange]] = {"rotation_weight": LogUniform(0.1, 10.0)}
 
     def __init__(
         self,

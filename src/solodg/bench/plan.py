@@ -125,7 +125,8 @@ class Plan(BaseModel):
             for row in self.rows
         ]
 
-    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> Cell:
+    def given(self, row: Row, targets: tuple[str, ...], seed: int) -> dict[str, Any]:
+        """Returns the fields of `RunConfig` that plan and row give a cell."""
         row_settings = row.run | self._settings_for(targets, row)
         for name in ("dataset", "targets", "seed", "devices", "num_nodes"):
             if name in self.run or name in row_settings:
@@ -139,8 +140,11 @@ class Plan(BaseModel):
         given = [run.get("arguments") or {} for run in (self.run, row_settings)]
         if all(isinstance(arguments, dict) for arguments in given):  # RunConfig refuses others
             values["arguments"] = given[0] | given[1]
+        return values
+
+    def _cell(self, row: Row, targets: tuple[str, ...], seed: int) -> Cell:
         try:
-            config = RunConfig(**values)
+            config = RunConfig(**self.given(row, targets, seed))
         except ValidationError as error:
             raise validation_error(f"row {row.name!r}", error) from error
         needed = ADAPTERS[row.adapter].trained_by

@@ -89,6 +89,11 @@ def repeat(
     dataset: str | None,
 ) -> Record:
     """Trains and scores the run of a record again, and returns the new record of its domain."""
+    if record.averaged:
+        raise UserError(
+            "the record is of a mean of several runs, which one training does not repeat. Repeat "
+            "the runs that it names, and average them with solodg average."
+        )
     values = recorded_config(record)
     if values.get("weights"):
         if weights is None or weights.name != values["weights"]:

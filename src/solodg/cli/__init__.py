@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from solodg.cli.average import average
 from solodg.cli.bench import bench
 from solodg.cli.cache import cache
 from solodg.cli.console import err, out
@@ -19,6 +20,7 @@ from solodg.cli.report import report
 from solodg.cli.serve import serve
 from solodg.cli.study import study
 from solodg.cli.train import train
+from solodg.cli.tune import tune
 from solodg.cli.write_errors import write_error
 from solodg.errors import UserError
 from solodg.runs.allocator import keep_freed_memory
@@ -37,6 +39,9 @@ app.command(
 )(train)
 app.command(epilog="Example: [bold]solodg evaluate runs/first[/bold]")(evaluate)
 app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
+app.command(
+    epilog="Example: [bold]solodg average runs/a runs/b runs/c --output runs/mean --greedy[/bold]"
+)(average)
 app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
 app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
 app.command(epilog="Example: [bold]solodg export runs/first --onnx model.onnx[/bold]")(export)
@@ -44,6 +49,10 @@ app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )
+app.command(
+    epilog="Example: [bold]solodg tune toy --target sky --algorithm coral --backbone small_cnn "
+    "--steps 30 --runs 30[/bold]"
+)(tune)
 app.command(epilog="Example: [bold]solodg study runs/first[/bold]")(study)
 app.command()(datasets)
 app.command(epilog="Example: [bold]solodg cache --clear maps[/bold]")(cache)

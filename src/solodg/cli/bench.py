@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from solodg.cli.cells import (
+    SOME_FAILED,
+    OnOption,
+    RayAddressOption,
+    RayWorkersOption,
+    Where,
+    run_cells,
+)
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out
 from solodg.errors import UserError
@@ -12,8 +20,6 @@ from solodg.runs.config import Machine
 
 if TYPE_CHECKING:
     from solodg.bench.plan import Plan
-
-SOME_FAILED = 1
 
 
 @with_options(*options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
@@ -50,14 +56,9 @@ def bench(
         str | None,
         typer.Option(help="With --verify: path of your own images, if the record is of such."),
     ] = None,
-    on: Annotated[str, typer.Option(help="Where cells run: local, or ray.")] = "local",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running Ray cluster.  [dim]default: start one[/dim]"),
-    ] = None,
-    ray_workers: Annotated[
-        int | None, typer.Option(help="Workers of the Ray cluster that is started.", min=1)
-    ] = None,
+    on: OnOption = "local",
+    ray_address: RayAddressOption = None,
+    ray_workers: RayWorkersOption = None,
     **machine_options: Any,
 ) -> None:
     """Run a plan (methods x targets x seeds), record the scores and write a table.
@@ -79,10 +80,7 @@ def bench(
         return
     if config is None:
         raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
-    if on not in ("local", "ray"):
-        raise UserError(f"--on {on!r}: choose local or ray.")
-    if on == "local" and (ray_address or ray_workers):
-        raise UserError("--ray-address and --ray-workers go with --on ray.")
+    where = Where.checked(on, ray_address, ray_workers)
     from solodg.bench.plan import read_plans
 
     plans = read_plans(config, weights=weights)
@@ -96,7 +94,9 @@ def bench(
         raise UserError(f"no file of records at {records}.")
     failed = 0
     if not table_only:
-        failed = _run_cells(plans, machine, output, on, ray_address, ray_workers)
+        # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
+        cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
+        failed = run_cells(cells, machine, output, where)
     if len(plans) > 1:
         _write_comparison(config.stem, plans, output, records)
     else:
@@ -104,29 +104,6 @@ def bench(
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
-
-
-def _run_cells(
-    plans: list["Plan"],
-    machine: Machine,
-    output: Path,
-    on: str,
-    address: str | None,
-    workers: int | None,
-) -> int:
-    from solodg.bench.runner import format_seconds, run_serially
-    from solodg.progress import BarProgress
-
-    # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
-    cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
-    if on == "ray":
-        from solodg.bench.ray import run_on_ray
-
-        tally = run_on_ray(cells, machine, output, address=address, say=err.print, workers=workers)
-    else:
-        tally = run_serially(cells, machine, output, progress=BarProgress(err), say=err.print)
-    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
-    return tally.failed
 
 
 def _write_comparison(name: str, plans: list["Plan"], output: Path, records: Path | None) -> None:

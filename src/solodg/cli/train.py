@@ -68,7 +68,7 @@ def train(
     from solodg.runs.estimate import train_with_estimate
     from solodg.runs.train import train_run
 
-    config = _config(options, preset)
+    config = config_of(options, preset)
     resolved = resolve(config)
     machine = validated(Machine, options)
     folder = output or _default_folder(resolved, () if estimate else resolved.targets)
@@ -86,7 +86,7 @@ def train(
         _show_result(folder)
 
 
-def _config(options: dict[str, Any], preset: str | None) -> RunConfig:
+def config_of(options: dict[str, Any], preset: str | None = None) -> RunConfig:
     """Builds the configuration; given options override those of the preset."""
     if preset is not None and preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)

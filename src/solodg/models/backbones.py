@@ -83,6 +83,11 @@ class Backbone(Extractor):
             embedding: Tensor = self.net.embed(self.prepared(x, drawn))
         return self._mean_reading(embedding) if drawn is None else embedding
 
+    def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the embedding and the map of every stage, of a backbone with one reading."""
+        stages = self.net(self.prepared(x, None))
+        return stages.embedding, stages.maps
+
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
         rows: Tensor = self.net.embed(self.prepared(x, None))

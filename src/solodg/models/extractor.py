@@ -36,6 +36,10 @@ class Extractor(nn.Module):
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
         return self.embed(x)[None]
 
+    def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the embedding and the maps of the stages that it computes, of one reading."""
+        return self.embed(x), []
+
     def last_map(self, x: Tensor) -> Tensor:
         """Returns the last feature map (B, C, H, W), or the embedding where there is no map."""
         return self.embed(x)

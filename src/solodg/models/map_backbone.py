@@ -54,6 +54,12 @@ class MapBackbone(Extractor):
             embedding = self.net.embed(maps)
         return self._mean_reading(embedding, x)
 
+    def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the embedding and the maps of the stages after the cut, of one reading."""
+        with self._read(x, every=not self.training) as (_, maps):
+            stages: Stages = self.net(maps)
+        return stages.embedding, stages.maps[len(stages.maps) - self.late_stages :]
+
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
         with self._read(x, every=True) as (_, maps):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from solodg.report.predictions import ScoredRun
+from solodg.runs.averaged_runs import read_averaged
 from solodg.runs.checkpoint import selected_steps, selection
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.evidence import Evidence
@@ -27,6 +28,9 @@ def run_facts(folder: Path, run: ScoredRun, info: ModelInfo) -> dict[str, str]:
         f"accuracy {100 * chosen['validation']['accuracy']:.1f}%)",
         "protocol": run.protocol,
     }
+    averaged = read_averaged(folder)
+    if averaged:
+        facts["averaged runs"] = "; ".join(map(str, averaged.runs))
     estimate = read_estimate(folder)
     if estimate or not config.targets:
         facts["new site"] = estimate.sentence() if estimate else "no estimate was made"

@@ -36,11 +36,13 @@ def save_weights(
     step: int,
     validation: dict[str, float],
     first_step: int | None = None,
+    runs: int | None = None,
     backbone: nn.Module | None = None,
 ) -> None:
     """Writes the weights of the selected model, with its step and its validation score.
 
-    Weights that are a mean over steps (SWAD) are those of steps `first_step` to `step`.
+    Weights that are a mean over steps (SWAD) are those of steps `first_step` to `step`. Those that
+    are a mean over `runs` name their number, and `step` is the latest that a run selected.
     An algorithm that was trained on stored features or maps does not contain the `backbone` that
     computed them, or its last stages alone. Give it, and its other weights are saved under the
     names that a model for images expects.
@@ -52,6 +54,8 @@ def save_weights(
     header = {"step": step, "validation": validation}
     if first_step is not None:
         header["first_step"] = first_step
+    if runs is not None:
+        header["runs"] = runs
     write_tensors(folder / WEIGHTS, state, header)
 
 
@@ -128,18 +132,20 @@ def _build(info: ModelInfo) -> Algorithm:
 class Selection(BaseModel):
     """The step whose weights are saved, and their score on source validation images.
 
-    With `first_step` they are the mean of the weights of all steps from that one on.
+    With `first_step` they are the mean of the weights of all steps from that one on; with `runs`
+    the mean of those that so many runs selected, at `step` or before.
     """
 
     step: int
     first_step: int | None = None
+    runs: int | None = None
     validation: dict[str, float]
 
 
 def selection(folder: Path) -> dict[str, Any]:
     """Returns the step and the source-validation score of the saved weights.
 
-    `first_step` is among them where the weights are a mean over steps.
+    `first_step` or `runs` is among them where the weights are a mean over steps or runs.
     """
     _, header = read_tensors(folder / WEIGHTS)
     try:
@@ -149,7 +155,9 @@ def selection(folder: Path) -> dict[str, Any]:
 
 
 def selected_steps(chosen: dict[str, Any]) -> str:
-    """Returns a `selection` in words: "step 30", or "mean of steps 10 to 30"."""
+    """Returns a `selection` in words, e.g. "step 30", or "mean of steps 10 to 30"."""
+    if "runs" in chosen:
+        return f"mean of the weights of {chosen['runs']} run{'s' * (chosen['runs'] != 1)}"
     if "first_step" in chosen:
         return f"mean of steps {chosen['first_step']} to {chosen['step']}"
     return f"step {chosen['step']}"

@@ -14,6 +14,7 @@ from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
 from solodg.runs import checkpoint
+from solodg.runs.averaged_runs import read_averaged
 from solodg.runs.class_metrics import all_metrics
 from solodg.runs.config import Machine, ResolvedConfig
 from solodg.runs.devices import single_device
@@ -186,6 +187,7 @@ def append_records(folder: Path, records: Sequence[Record]) -> None:
 
 def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) -> dict[str, Any]:
     """Returns the fields that all records of a run share, however it is scored."""
+    averaged = read_averaged(folder)
     return {
         "dataset": data.name,
         "algorithm": config.algorithm,
@@ -195,6 +197,7 @@ def _common_fields(folder: Path, config: ResolvedConfig, data: DomainDataset) ->
         "config": portable(config),
         "versions": read_versions(folder),
         "evidence": {k: v for k, v in read_evidence(folder).items() if k != "seconds"},
+        "averaged": averaged.model_dump() if averaged else {},
         "data": {"fingerprint": data.fingerprint(), "images": len(data.labels)} | data.facts,
     }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from solodg.readings import readings_of
 from solodg.runs import checkpoint
+from solodg.runs.averaged_runs import read_averaged
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.defaults import is_closed_form
 from solodg.runs.evidence import Evidence
@@ -109,8 +110,11 @@ def _preprocessing(info: ModelInfo) -> str:
 def _training(
     folder: Path, config: ResolvedConfig, info: ModelInfo, estimate: SiteEstimate | None
 ) -> str:
+    averaged = read_averaged(folder)
     steps = "solved in closed form, without steps"
-    if not is_closed_form(config):
+    if averaged:
+        steps = f"{checkpoint.selected_steps(checkpoint.selection(folder))} ({averaged.selection})"
+    elif not is_closed_form(config):
         how = "selected by source validation"
         if estimate:
             how = "the median of the steps that were selected with each domain left out in turn"
@@ -125,7 +129,9 @@ def _training(
             "algorithm": method_text(config),
             "backbone": f"{config.backbone}, from {weights_text(config)}{frozen}",
             "steps": steps,
-            "settings": settings_text(config, info),
+            "averaged runs, best first": "; ".join(map(str, averaged.runs)) if averaged else "",
+            "left out of the average": "; ".join(map(str, averaged.left_out)) if averaged else "",
+            "settings" + " of the best run" * bool(averaged): settings_text(config, info),
             "seed": str(config.seed),
         }
     )

@@ -96,6 +96,7 @@ _VARIANTS: dict[tuple[str, str], Arguments] = {
 }
 _ADAPTERS: dict[str, Arguments] = {
     "bn": {},
+    "lame": {"affinity": "rbf", "neighbours": 5},
     "memo": {"copies": 32, "learning_rate": 0.00025, "prior": None},
     "none": {},
     "shot": {

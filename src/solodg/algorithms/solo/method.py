@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 import torch
 
 from solodg.algorithms.base import Algorithm
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.algorithms.solo.networks import Posterior
 from solodg.algorithms.solo.prediction import SoloPrediction
 from solodg.algorithms.solo.training import SoloTraining
@@ -77,6 +78,10 @@ class Solo(SoloTraining, SoloPrediction):
         style_dim: width of the style, where a subclass changes it. None: that of the backbone.
     """
 
+    search: ClassVar[dict[str, SearchRange]] = {
+        "kl_weight": LogUniform(1e-5, 1e-2),
+        "prior_weight": LogUniform(0.1, 10.0),
+    }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
         "invariant": {"posterior": "invariant"},

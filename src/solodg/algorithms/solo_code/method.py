@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from solodg.algorithms.base import image_channels
 from solodg.algorithms.centres import prototype_loss
+from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.algorithms.solo.method import Solo
 from solodg.algorithms.solo_code.film import FiLM
 from solodg.algorithms.solo_code.pose import PoseNetwork, domain_disagreement, resample
@@ -56,6 +57,10 @@ class SoloCode(Solo):
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": Solo.recipes["random"] | {"image_norm": 100.0, "arguments": {"frame": 2}},
         "pretrained": {"image_norm": (0.0, 3000.0, 300.0)},
+    }
+    search: ClassVar[dict[str, SearchRange]] = {
+        "kl_weight": LogUniform(1e-5, 1e-2),
+        "domain_weight": LogUniform(0.03, 3.0),
     }
     variants: ClassVar[dict[str, dict[str, Any]]] = {
         "default": {},
