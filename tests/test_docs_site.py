@@ -82,7 +82,7 @@ def found_by_search(window: Browser, text: str) -> int:
     """Types into the search of the page and returns the number of pages that it lists."""
     script = """
         const [text, done] = arguments, field = document.querySelector('.md-search__input');
-        document.querySelector('#__search').checked = true;
+        document.querySelector('#__search').click();  // the index is read then
         const ask = () => {
             const found = document.querySelectorAll('.md-search-result__item').length;
             if (found) return done(found);

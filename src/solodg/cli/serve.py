@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.options import Accelerator, MovedDataDir, Precision
+from solodg.cli.console import shown
+from solodg.cli.options import Accelerator, MovedDataDir, Precision, Quiet
 from solodg.errors import UserError
 
 
@@ -57,10 +58,12 @@ def serve(
     data_dir: MovedDataDir = None,
     accelerator: Accelerator = None,
     precision: Precision = None,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a model: a page to drop images on, and POST /predict for programs.
 
     Images of concurrent requests are computed together, which does not change any result.
+    With --quiet it says only where it listens.
     Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
     """
     from solodg.cli.devices import load_model
@@ -83,8 +86,8 @@ def serve(
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
-    served = Model(load_model(model, accelerator, precision), model)
-    served.serve(host, port, settings=settings, data_dir=data_dir)
+    served = Model(load_model(model, accelerator, precision, shown(quiet)[0]), model)
+    served.serve(host, port, settings=settings, data_dir=data_dir, verbose=not quiet)
 
 
 def _bytes(option: str, megabytes: float) -> int:
