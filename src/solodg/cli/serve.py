@@ -68,11 +68,13 @@ def serve(
     """
     from solodg.cli.devices import load_model
     from solodg.errors import missing_extra
-    from solodg.model import Model
 
+    progress, _ = shown(quiet)
     try:
-        from solodg.serving.server import read_token
-        from solodg.serving.settings import ServerSettings
+        with progress.stage("Loading the server"):
+            from solodg.model import Model
+            from solodg.serving.server import read_token
+            from solodg.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise missing_extra("serve", "The server", error) from error
     settings = ServerSettings(
@@ -86,7 +88,7 @@ def serve(
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
-    served = Model(load_model(model, accelerator, precision, shown(quiet)[0]), model)
+    served = Model(load_model(model, accelerator, precision, progress), model)
     served.serve(host, port, settings=settings, data_dir=data_dir, verbose=not quiet)
 
 
