@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: install install-dev demo test lowest torture bench quick lint browser clean
+# Quietens a remark of mkdocs-material about the next version of mkdocs.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: install install-dev demo docs test lowest torture bench quick lint browser clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +29,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: install
 	$(BIN)/solodg demo
+
+# The documentation as a site in site/, which opens from disk. A broken link, a missing anchor or a
+# missing docstring ends it with an error.
+docs: install-dev
+	$(BIN)/python -m mkdocs build --strict
 
 # Two processes of one thread each are faster on two cores than one process of two threads.
 test: install-dev lint browser
@@ -92,4 +100,4 @@ lint: install-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(LOWEST_VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

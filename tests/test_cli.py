@@ -251,7 +251,7 @@ def test_the_demo_compares_methods_and_ends_with_what_to_try(solodg, tmp_path) -
     assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 5_000
     assert str(tmp_path / "demo" / "report.html") in out
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
-    assert "solodg predict" in out
+    assert "solodg predict" in err
 
 
 def test_square_brackets_in_names_are_kept(solodg, trained, tmp_path) -> None:

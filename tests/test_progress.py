@@ -1,6 +1,7 @@
 """Progress: a bar on a terminal, lines elsewhere, silence on demand."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -49,3 +50,42 @@ def test_the_closing_line_of_training_has_the_accuracy_of_the_last_validation(tm
     accuracy = 100 * selection(run)["validation"]["accuracy"]
     assert f"best validation accuracy {accuracy:.1f}%" in closing[0]
     assert "loss" in closing[0]
+
+
+def test_work_of_unknown_length_speaks_after_a_while_and_at_its_end(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_SILENCE", 0.01)
+    text, spoken = io.StringIO(), threading.Event()
+    console = Console(file=text)
+    monkeypatch.setattr(console, "print", _after(console.print, spoken.set))
+    with BarProgress(console).stage("Opening the data"):
+        assert spoken.wait(20)
+    first, *_, last = text.getvalue().splitlines()
+    assert first == "Opening the data: 0 s so far"
+    assert last.startswith("Opening the data: done in")
+
+
+def _after(call, then):
+    def both(*arguments, **options) -> None:
+        call(*arguments, **options)
+        then()
+
+    return both
+
+
+def test_short_work_of_unknown_length_says_nothing(capsys) -> None:
+    text = io.StringIO()
+    with BarProgress(Console(file=text)).stage("Opening the data"):
+        pass
+    with NoProgress().stage("Opening the data"):
+        pass
+    captured = capsys.readouterr()
+    assert text.getvalue() == captured.out == captured.err == ""
+
+
+def test_work_that_fails_is_not_said_to_be_done(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_SILENCE", 0.0)
+    text = io.StringIO()
+    with pytest.raises(OSError, match="full"), BarProgress(Console(file=text)).stage("Writing"):
+        raise OSError("full")
+    assert "done" not in text.getvalue()
+    assert not [t for t in threading.enumerate() if t.name == "Writing"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from solodg.data import Loading, dataset_spec
 from solodg.figures.plots import accuracy_by_domain
 from solodg.predict.torch import Predictor
-from solodg.progress import BarProgress
+from solodg.progress import Progress, Say
 from solodg.report.run_page import write_report
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run
@@ -25,16 +25,17 @@ _NAMES = {"erm": "ERM", "solo": "single-sample (solo)", "solo_plus": "single-sam
 _BEST = "solo_plus"
 
 
-def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console) -> None:
+def run_demo(
+    output: Path, *, steps: int, seed: int, out: Console, progress: Progress, say: Say
+) -> None:
     """Trains, scores and plots all methods, and predicts one image.
 
     Training resumes where an earlier call was stopped.
     """
     machine = Machine(data_dir=Path("no-such-folder"))  # so that the embedded digits are used
-    progress = BarProgress(err)
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():
-        err.print(f"{name}: sources 15-75 degrees, {steps} steps", style="bold")
+        say(f"{name}: sources 15-75 degrees, {steps} steps")
         config = _config(algorithm, steps, seed)
         folder = output / f"{algorithm}-{steps}-{seed}"
         train_run(config, machine, folder, resume=True, progress=progress)
@@ -63,14 +64,14 @@ def run_demo(output: Path, *, steps: int, seed: int, out: Console, err: Console)
     page = write_report(folder, output=output / "report.html", per_gallery=3, progress=progress)
     out.print(f"Model: {folder}\nPicture: {picture}")
     out.print(f"Page, with the adaptation to single images explained: {page}")
-    out.print("Try next", style="bold")
+    say("Try next")
     binaries = Path(sys.executable).parent
     if shutil.which("solodg") is None:  # as after `make demo`
-        out.print(f"  source {os.path.relpath(binaries / 'activate')}")
-    out.print(f"  solodg predict {folder} {digit} --json")
-    out.print(f"  solodg explain {folder} {digit}        # a figure of this image")
-    out.print("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
-    out.print("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")
+        say(f"  source {os.path.relpath(binaries / 'activate')}")
+    say(f"  solodg predict {folder} {digit} --json")
+    say(f"  solodg explain {folder} {digit}        # a figure of this image")
+    say("  solodg train rotated-mnist --steps 300        # ResNet-18, a few minutes more")
+    say("  solodg train path/to/domain/class/images --target DOMAIN   # your own images")
 
 
 def _config(algorithm: str, steps: int, seed: int) -> RunConfig:

@@ -49,20 +49,28 @@ def train(
 
     Parameters
     ----------
-    data : the name of a dataset, a folder `domain/class/image`, a CSV manifest, a pandas DataFrame
+    data
+        The name of a dataset, a folder `domain/class/image`, a CSV manifest, a pandas DataFrame
         (columns path or image, label, domain, and optionally group, split), a Hugging Face
         `datasets.Dataset` (the same columns), or a map-style dataset of torch, or another sequence,
         whose items are (image, label, domain).
-    target : the domain to leave out, or several. None: the model is trained on all domains.
-    estimate : whether to leave each domain out in turn first, to see what to expect on a new site;
+    target
+        The domain to leave out, or several. None: the model is trained on all domains.
+    estimate
+        Whether to leave each domain out in turn first, to see what to expect on a new site;
         `estimate.json` and the model card in the folder of the run have the result. Only without
         target, and for data on disk.
-    output : the folder of the run. None: a temporary one, which lives as long as the model;
+    output
+        The folder of the run. None: a temporary one, which lives as long as the model;
         `Model.save` keeps it.
-    name : of data in memory, for records and the random split. None: "images".
-    resume : whether to continue the run in `output`, with the same data and options.
-    verbose : whether to show messages and progress, on stderr.
-    options : the options of `solodg train`, with underscores: `backbone="small_cnn"`, `steps=500`.
+    name
+        Of data in memory, for records and the random split. None: "images".
+    resume
+        Whether to continue the run in `output`, with the same data and options.
+    verbose
+        Whether to show messages and progress, on stderr.
+    **options
+        The options of `solodg train`, with underscores: `backbone="small_cnn"`, `steps=500`.
         They are the fields of `solodg.runs.config.RunConfig` and `Machine`.
     """
     from solodg.data.in_memory import IN_MEMORY, load_in_memory
@@ -245,25 +253,31 @@ class Model(ImagePredictor):
         *,
         settings: "ServerSettings | None" = None,
         data_dir: Path | None = None,
+        verbose: bool = True,
     ) -> None:
         """Serves a web page and an HTTP API, as `solodg serve` does, until Ctrl-C or SIGTERM.
 
         `settings` has the limits of the server. `data_dir` is the folder of the datasets, if it has
-        moved since training: the server shows figures if it finds the images of the run.
+        moved since training: the server shows figures if it finds the images of the run. Without
+        `verbose` it says only where it listens.
         """
         try:
             from solodg.serving.server import serve
             from solodg.serving.settings import ServerSettings
         except ModuleNotFoundError as error:
             raise missing_extra("serve", "The server", error) from error
-        (progress, say), draw = stderr_output(True), None
+        (progress, say), draw = stderr_output(verbose), None
         if not isinstance(self.predictor, OnnxPredictor):
             from solodg.explain.drawer import figure_drawer
 
             draw = figure_drawer(self._path, self.predictor, data_dir, progress, say)
         name = self._path.resolve().name
         limits = settings or ServerSettings()
-        serve(self.predictor, name, limits, host=host, port=port, draw=draw, say=say)
+        at = stderr_output(True)[1]
+        serve(
+            self.predictor, name, limits, host=host, port=port, draw=draw, progress=progress,
+            say=say, announce=at,
+        )  # fmt: skip
 
 
 def _checked_name(name: str | None) -> str:

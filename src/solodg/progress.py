@@ -1,6 +1,7 @@
 """Progress of long work, and messages to the user: the library reports, the command line shows."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,7 @@ from rich.progress import Progress as RichBars
 Say = Callable[[str], None]  # a callback that shows one line of text to the user
 
 _LINE_EVERY = 30.0  # seconds between lines where there is no terminal to draw on
+_SILENCE = 2.0  # seconds after which work of unknown length says that it goes on
 
 
 class Advance(Protocol):
@@ -34,6 +36,9 @@ class Progress(Protocol):
     def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
         """Opens the display of one piece of work: `done` of `total` are done at the start."""
 
+    def stage(self, title: str) -> AbstractContextManager[None]:
+        """Shows work whose length is not known, if it takes more than two seconds."""
+
 
 class NoProgress:
     """Shows nothing."""
@@ -42,6 +47,11 @@ class NoProgress:
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
         """Returns an `Advance` that does nothing."""
         yield lambda count, note="": None
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Shows nothing."""
+        yield
 
 
 class BarProgress:
@@ -55,6 +65,30 @@ class BarProgress:
         if self.console.is_terminal:
             return self._drawn(title, total, done)
         return self._written(title, total, done)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Writes a line after two seconds, then every 30 s, and one at the end if it wrote any."""
+        started, ended = time.monotonic(), threading.Event()
+
+        def write(text: str) -> None:
+            self.console.print(f"{title}: {text}", highlight=False, markup=False)
+
+        def watch() -> None:
+            wait = _SILENCE
+            while not ended.wait(wait):
+                write(f"{time.monotonic() - started:.0f} s so far")
+                wait = _LINE_EVERY
+
+        watcher = threading.Thread(target=watch, name=title, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+        if time.monotonic() - started > _SILENCE:
+            write(f"done in {time.monotonic() - started:.0f} s.")
 
     @contextmanager
     def _drawn(self, title: str, total: int, done: int) -> Iterator[Advance]:

@@ -40,20 +40,28 @@ class SoloClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    algorithm : "solo_plus", the default also of `solodg train`; "solo", the paper's method, in
-        which each row writes its own classifier; or another entry of
-        `solodg.algorithms.ALGORITHMS` that works on features. The parts of `solo_plus` that adapt
-        to an image need its pixels, so on features it is a linear classifier; one written for each
-        row has not gained over it where both were measured. "ridge" is solved in closed form, at
-        once; what concerns updates has no effect on it.
-    arguments : arguments of the algorithm, e.g. {"hidden": 64} of "solo".
-    steps : number of updates.
-    batch_size : query rows of an update.
-    context : context rows of each class and domain in an update.
-    learning_rate : of Adam. None: 0.03 for a linear classifier ("solo_plus", "erm"), else 0.003.
-    weight_decay : of Adam.
-    n_domains : number of domains to make where none are given.
-    random_state : seed; the same number gives the same model.
+    algorithm
+        "solo_plus", the default also of `solodg train`; "solo", the paper's method, in which each
+        row writes its own classifier; or another entry of `solodg.algorithms.ALGORITHMS` that works
+        on features. The parts of `solo_plus` that adapt to an image need its pixels, so on features
+        it is a linear classifier; one written for each row has not gained over it where both were
+        measured. "ridge" is solved in closed form, at once; what concerns updates has no effect.
+    arguments
+        Arguments of the algorithm, e.g. {"hidden": 64} of "solo".
+    steps
+        Number of updates.
+    batch_size
+        Query rows of an update.
+    context
+        Context rows of each class and domain in an update.
+    learning_rate
+        Of Adam. None: 0.03 for a linear classifier ("solo_plus", "erm"), else 0.003.
+    weight_decay
+        Of Adam.
+    n_domains
+        Number of domains to make where none are given.
+    random_state
+        Seed; the same number gives the same model.
     """
 
     def __init__(

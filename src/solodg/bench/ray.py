@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from solodg.bench.cell import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
 from solodg.errors import UserError
-from solodg.progress import Say
+from solodg.progress import Progress, Say
 from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import Machine
 from solodg.runs.folder import absolute_config, absolute_machine
@@ -37,6 +37,7 @@ def run_on_ray(
     output: Path,
     *,
     address: str | None,
+    progress: Progress,
     say: Say,
     workers: int | None = None,
 ) -> Tally:
@@ -45,13 +46,14 @@ def run_on_ray(
     `address` is that of a running cluster; None starts a local one with `workers` CPUs.
     """
     try:
-        ray.init(
-            address=address or "local",
-            num_cpus=workers if address is None else None,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        with progress.stage("Starting Ray"):
+            ray.init(
+                address=address or "local",
+                num_cpus=workers if address is None else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"cannot reach the Ray cluster: {error}") from error
     try:
@@ -60,13 +62,16 @@ def run_on_ray(
             [replace(cell, config=absolute_config(cell.config)) for cell in cells],
             absolute_machine(machine),
             output.resolve(),
+            progress,
             say,
         )
     finally:
         ray.shutdown()
 
 
-def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tally:
+def _run(
+    cells: Sequence[Cell], machine: Machine, output: Path, progress: Progress, say: Say
+) -> Tally:
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus = 1 if resources.get("GPU", 0) else 0
     task = ray.remote(_work).options(num_cpus=1, num_gpus=gpus, max_retries=2)
@@ -75,7 +80,8 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
         runs.setdefault(cell.run_key, []).append(cell)
     record = Recorder(output, sum(len(group) for group in runs.values()), say)
     say(f"{record.total} cells on {resources.get('CPU', 0):.0f} CPUs.")
-    with ExitStack() as locks:
+    bar = progress.bar("Running cells", record.total)
+    with ExitStack() as locks, bar as advance:
         waiting: dict[Any, list[Cell]] = {}
         while runs or waiting:
             for key in list(runs):
@@ -86,6 +92,7 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
                 for cell in group:
                     if cell not in left:
                         record.done_elsewhere(cell)
+                        advance(1)
                 # One worker gets all cells of a training: the first trains, the others score.
                 if left:
                     waiting[task.remote(left, machine, output)] = left
@@ -93,9 +100,12 @@ def _run(cells: Sequence[Cell], machine: Machine, output: Path, say: Say) -> Tal
                 record.report_waiting(sum(len(group) for group in runs.values()))
                 time.sleep(WAIT)
                 continue
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=10.0 if runs else None)
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=10.0)
+            advance(0)
             for reference in ready:
-                _collect(reference, waiting.pop(reference), record)
+                group = waiting.pop(reference)
+                _collect(reference, group, record)
+                advance(len(group))
     return record.tally()
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.console import err, out
-from solodg.cli.options import MovedDataDir
+from solodg.cli.console import out, shown
+from solodg.cli.options import MovedDataDir, Quiet
 
 
 def average(
@@ -24,6 +24,7 @@ def average(
     accelerator: Annotated[
         str, typer.Option(help="Kind of device: cpu, cuda, mps, auto.")
     ] = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Average the weights of finished runs into one model (DiWA).
 
@@ -32,10 +33,11 @@ def average(
     computed anew, on source images. The new folder is a run: evaluate, predict, export and serve
     it. Its model card and its records name the runs.
     """
-    from solodg.progress import BarProgress
-    from solodg.runs.average import average_runs
-    from solodg.runs.checkpoint import selected_steps, selection
-    from solodg.runs.folder import moved_machine
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.runs.average import average_runs
+        from solodg.runs.checkpoint import selected_steps, selection
+        from solodg.runs.folder import moved_machine
 
     made = average_runs(
         runs,
@@ -43,8 +45,8 @@ def average(
         greedy=greedy,
         machine=moved_machine(runs[0], data_dir),
         accelerator=accelerator,
-        progress=BarProgress(err),
-        say=err.print,
+        progress=progress,
+        say=say,
     )
     for title, members in (("Averaged", made.runs), ("Left out", made.left_out)):
         for member in members:
@@ -52,4 +54,4 @@ def average(
     chosen = selection(output)
     accuracy = 100 * chosen["validation"]["accuracy"]
     out.print(f"Model: {output}, {selected_steps(chosen)}; source validation {accuracy:.1f}%")
-    out.print(f"Next: solodg evaluate {output}", style="dim")
+    say(f"Next: solodg evaluate {output}")

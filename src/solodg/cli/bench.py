@@ -14,12 +14,14 @@ from solodg.cli.cells import (
     run_cells,
 )
 from solodg.cli.config_options import options_of, validated, with_options
-from solodg.cli.console import err, out
+from solodg.cli.console import err, out, shown
+from solodg.cli.options import Quiet
 from solodg.errors import UserError
 from solodg.runs.config import Machine
 
 if TYPE_CHECKING:
     from solodg.bench.plan import Plan
+    from solodg.progress import Progress, Say
 
 
 @with_options(*options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
@@ -59,6 +61,7 @@ def bench(
     on: OnOption = "local",
     ray_address: RayAddressOption = None,
     ray_workers: RayWorkersOption = None,
+    quiet: Quiet = False,
     **machine_options: Any,
 ) -> None:
     """Run a plan (methods x targets x seeds), record the scores and write a table.
@@ -74,19 +77,20 @@ def bench(
     for the first, and for the second where the file has two other seeds of the run and the
     difference is inside their spread, else 1.
     """
-    machine = validated(Machine, machine_options)
+    machine, (progress, say) = validated(Machine, machine_options), shown(quiet)
     if verify is not None:
-        _verify(verify, machine, weights, dataset)
+        _verify(verify, machine, weights, dataset, progress)
         return
     if config is None:
         raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
     where = Where.checked(on, ray_address, ray_workers)
-    from solodg.bench.plan import read_plans
+    with progress.stage("Loading PyTorch"):
+        from solodg.bench.plan import read_plans
 
     plans = read_plans(config, weights=weights)
     if dry_run:
         for plan in plans:
-            _show_plan(plan, machine, output)
+            _show_plan(plan, machine, output, progress)
         return
     if records is not None and not table_only:
         raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
@@ -96,24 +100,27 @@ def bench(
     if not table_only:
         # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
         cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
-        failed = run_cells(cells, machine, output, where)
-    if len(plans) > 1:
-        _write_comparison(config.stem, plans, output, records)
-    else:
-        _write_tables(plans[0], output, records)
+        failed = run_cells(cells, machine, output, where, progress, say)
+    with progress.stage("Writing tables"):
+        if len(plans) > 1:
+            _write_comparison(config.stem, plans, output, records, say)
+        else:
+            _write_tables(plans[0], output, records, say)
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
 
 
-def _write_comparison(name: str, plans: list["Plan"], output: Path, records: Path | None) -> None:
+def _write_comparison(
+    name: str, plans: list["Plan"], output: Path, records: Path | None, say: "Say"
+) -> None:
     from solodg.bench.comparison import comparison_table
     from solodg.bench.records import RECORDS, read_results
     from solodg.bench.table import records_of
     from solodg.storage import write_atomically, write_lines
 
     file = records or output / RECORDS
-    results = read_results(file, err.print)
+    results = read_results(file, say)
     grid = comparison_table(plans[0].title.rpartition(": ")[0], plans, results)
     folder = output / "tables"
     write_atomically(folder / f"{name}.md", grid.markdown().encode())
@@ -122,11 +129,11 @@ def _write_comparison(name: str, plans: list["Plan"], output: Path, records: Pat
     own = [record.model_dump() for plan in plans for record in records_of(plan, results)]
     write_lines(folder / f"{name}.jsonl", own)
     out.print(grid.rich())
-    out.print(f"Table: {folder / name}.md, .tex, .csv; its records: .jsonl")
-    out.print(f"All records: {file}")
+    say(f"Table: {folder / name}.md, .tex, .csv; its records: .jsonl")
+    say(f"All records: {file}")
 
 
-def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
+def _write_tables(plan: "Plan", output: Path, records: Path | None, say: "Say") -> None:
     from solodg.bench.page import POINTS_LABEL, plan_points, write_plan_page
     from solodg.bench.records import RECORDS, read_results
     from solodg.bench.stream_curves import draw_streams, stream_table
@@ -135,7 +142,7 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     from solodg.storage import write_atomically, write_lines
 
     file = records or output / RECORDS
-    results = read_results(file, err.print)
+    results = read_results(file, say)
     grid = plan_table(plan, results)
     folder = output / "tables"
     by_stream = stream_table(plan, results)
@@ -152,24 +159,23 @@ def _write_tables(plan: "Plan", output: Path, records: Path | None) -> None:
     streams = draw_streams(plan, results, folder)
     page = write_plan_page(plan, results, output, streams)
     out.print((by_stream or grid).rich())
-    out.print(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
+    say(f"Tables: {folder / plan.name}.md, .tex, .csv, .png; its records: .jsonl")
     if by_stream is not None:
-        out.print(f"By batch size and stream: {folder / plan.name}-streams.md, .tex, .csv")
-    out.print(f"Page: {page}")
-    out.print(f"All records: {file}")
+        say(f"By batch size and stream: {folder / plan.name}-streams.md, .tex, .csv")
+    say(f"Page: {page}")
+    say(f"All records: {file}")
 
 
-def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
+def _show_plan(plan: "Plan", machine: Machine, output: Path, progress: "Progress") -> None:
     from rich.table import Table
 
     from solodg.bench.duration import estimate_training_seconds
     from solodg.bench.records import RECORDS, read_results
     from solodg.bench.runner import format_seconds
-    from solodg.progress import BarProgress
 
     results = read_results(output / RECORDS, err.print)
     cells = plan.cells()
-    seconds = estimate_training_seconds(cells, machine, results, BarProgress(err))
+    seconds = estimate_training_seconds(cells, machine, results, progress)
     table = Table(title=plan.title)
     for name in ("method", "target", "seed", "steps", "state", "about"):
         table.add_column(name)
@@ -196,15 +202,17 @@ def _show_plan(plan: "Plan", machine: Machine, output: Path) -> None:
         )
 
 
-def _verify(where: str, machine: Machine, weights: Path | None, dataset: str | None) -> None:
+def _verify(
+    where: str, machine: Machine, weights: Path | None, dataset: str | None, progress: "Progress"
+) -> None:
     from rich.table import Table
 
-    from solodg.bench.verdict import compare, environment_changes
-    from solodg.bench.verify import read_record, records_beside, repeat
-    from solodg.progress import BarProgress
+    with progress.stage("Loading PyTorch"):
+        from solodg.bench.verdict import compare, environment_changes
+        from solodg.bench.verify import read_record, records_beside, repeat
 
     record = read_record(where)
-    repeated = repeat(record, machine, BarProgress(err), weights=weights, dataset=dataset)
+    repeated = repeat(record, machine, progress, weights=weights, dataset=dataset)
     verdict = compare(record, repeated, records_beside(where))
     table = Table(
         title=f"{record.algorithm} ({record.variant}), {record.domain}, seed {record.seed}"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from solodg.cli.console import err
 from solodg.errors import UserError
 from solodg.runs.config import Machine
 
 if TYPE_CHECKING:
     from solodg.bench.cell import Cell
+    from solodg.progress import Progress, Say
 
 SOME_FAILED = 1  # exit code
 
@@ -44,18 +44,30 @@ class Where:
         return cls(on == "ray", address, workers)
 
 
-def run_cells(cells: Sequence["Cell"], machine: Machine, output: Path, where: Where) -> int:
+def run_cells(
+    cells: Sequence["Cell"],
+    machine: Machine,
+    output: Path,
+    where: Where,
+    progress: "Progress",
+    say: "Say",
+) -> int:
     """Runs the cells that have no records yet; returns how many failed."""
     from solodg.bench.runner import format_seconds, run_serially
-    from solodg.progress import BarProgress
 
     if where.on_ray:
         from solodg.bench.ray import run_on_ray
 
         tally = run_on_ray(
-            cells, machine, output, address=where.address, say=err.print, workers=where.workers
+            cells,
+            machine,
+            output,
+            address=where.address,
+            workers=where.workers,
+            progress=progress,
+            say=say,
         )
     else:
-        tally = run_serially(cells, machine, output, progress=BarProgress(err), say=err.print)
-    err.print(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
+        tally = run_serially(cells, machine, output, progress=progress, say=say)
+    say(f"{tally.ran} cells run, {tally.failed} failed, in {format_seconds(tally.seconds)}.")
     return tally.failed

@@ -3,14 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from solodg.cli.console import out
+from solodg.cli.console import out, shown
 from solodg.cli.data_table import print_data
+from solodg.cli.options import Quiet
+
+if TYPE_CHECKING:
+    from solodg.progress import Progress
 
 
 def datasets(
@@ -26,17 +30,20 @@ def datasets(
         typer.Option(help="Folder to look in.  [dim]default: $SOLODG_DATA or data[/dim]"),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the known datasets, where they were found, and how to get those that were not.
 
     With DATA, count the images of one dataset by class and domain, and say what is left out of it
     and why.
     """
-    from solodg.data import DATASETS, default_data_dir
+    progress, _ = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.data import DATASETS, default_data_dir
 
     folder = data_dir or default_data_dir()
     if data is not None:
-        _show_dataset(data, folder, as_json=json_)
+        _show_dataset(data, folder, as_json=json_, progress=progress)
         return
     rows: list[dict[str, Any]] = [
         {
@@ -60,13 +67,14 @@ def datasets(
     out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")
 
 
-def _show_dataset(name: str, folder: Path, *, as_json: bool) -> None:
+def _show_dataset(name: str, folder: Path, *, as_json: bool, progress: "Progress") -> None:
     from solodg.data import Loading, dataset_spec
     from solodg.data.summary import summarise
 
     spec = dataset_spec(name)
-    dataset = spec.load(Loading(folder, image_size=spec.image_size, channels=spec.channels))
-    summary = summarise(dataset)
+    loading = Loading(folder, image_size=spec.image_size, channels=spec.channels)
+    with progress.stage(f"Opening {name}"):
+        summary = summarise(spec.load(loading))
     if as_json:
         sys.stdout.write(json.dumps(summary.as_json(), indent=2) + "\n")
     else:

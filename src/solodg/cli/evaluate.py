@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
-from solodg.cli.console import err, out
-from solodg.cli.options import MovedData, MovedDataDir
+from solodg.cli.console import out, shown
+from solodg.cli.options import MovedData, MovedDataDir, Quiet
 from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 
 if TYPE_CHECKING:
+    from solodg.progress import Progress
     from solodg.runs.evaluate import ScoredRecord
     from solodg.runs.operating_point import OperatingPoint
 
@@ -92,6 +93,7 @@ def evaluate(
             "--json", help="Print the records as JSON lines, with intervals and each class."
         ),
     ] = False,
+    quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Score the saved model on its unseen domains, and on new images of the seen ones.
@@ -103,15 +105,16 @@ def evaluate(
     has them. With --adapter, or any option of the stream, test images come in batches and the
     test-time method adapts to them; only unseen domains are scored then.
     """
-    from solodg.cli.train import assignments
-    from solodg.predict.exported_site import score_exported
-    from solodg.predict.onnx import OnnxPredictor, is_onnx
-    from solodg.progress import BarProgress
-    from solodg.runs.checkpoint import load_info
-    from solodg.runs.evaluate import append_records, score_run
-    from solodg.runs.folder import RESULTS, moved_machine
-    from solodg.runs.operating_point import operating_point
-    from solodg.runs.stream import Stream
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.cli.train import assignments
+        from solodg.predict.exported_site import score_exported
+        from solodg.predict.onnx import OnnxPredictor, is_onnx
+        from solodg.runs.checkpoint import load_info
+        from solodg.runs.evaluate import append_records, score_run
+        from solodg.runs.folder import RESULTS, moved_machine
+        from solodg.runs.operating_point import operating_point
+        from solodg.runs.stream import Stream
 
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {
@@ -127,13 +130,14 @@ def evaluate(
     _check_threshold(sensitivity, positive, as_stream)
     common: dict[str, Any] = {
         "skip_bad_images": bool(options["skip_bad_images"]),
-        "progress": BarProgress(err),
-        "say": err.print,
+        "progress": progress,
+        "say": say,
     }
     if is_onnx(run):
         labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
         exported = OnnxPredictor.load(run)
-        show_scores(score_exported(exported, labelled, **common), exported.classes, None, json_)
+        scored = score_exported(exported, labelled, **common)
+        show_scores(scored, exported.classes, None, json_, progress)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
     info, machine = load_info(run), moved_machine(run, data_dir)
@@ -153,7 +157,7 @@ def evaluate(
         append_records(run, [domain.record for domain in scored])
     except OSError as error:
         problem = error
-    show_scores(scored, info.classes, point, json_)
+    show_scores(scored, info.classes, point, json_, progress)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
@@ -161,7 +165,8 @@ def evaluate(
             "of --json."
         ) from problem
     if not json_:
-        out.print(f"Protocol: {scored[0].record.protocol}. Records: {run / RESULTS}")
+        out.print(f"Protocol: {scored[0].record.protocol}.")
+        say(f"Records: {run / RESULTS}")
 
 
 def _check_threshold(sensitivity: float | None, positive: str | None, as_stream: bool) -> None:
@@ -204,15 +209,17 @@ def show_scores(
     classes: Sequence[str],
     point: "OperatingPoint | None",
     json_: bool,
+    progress: "Progress",
 ) -> None:
     """Prints the scores of every domain: as JSON lines, or as tables."""
     from solodg.runs.scores import score
     from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
 
-    found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
-    at_threshold = [
-        point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
-    ]
+    with progress.stage("Computing intervals"):
+        found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
+        at_threshold = [
+            point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
+        ]
     if json_:
         for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
             line = domain.record.model_dump() | {"scores": scores.to_json()}

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.console import err, out
-from solodg.cli.options import Accelerator, MovedData, MovedDataDir, Precision
+from solodg.cli.console import out, shown
+from solodg.cli.options import Accelerator, MovedData, MovedDataDir, Precision, Quiet
 from solodg.errors import UserError
 
 
@@ -22,6 +22,7 @@ def explain(
     dataset: MovedData = None,
     accelerator: Accelerator = None,
     precision: Precision = None,
+    quiet: Quiet = False,
 ) -> None:
     """Draw what the adaptation does to an image, as a figure (PNG and SVG).
 
@@ -32,40 +33,43 @@ def explain(
     """
     from solodg.cli.devices import load_run
     from solodg.cli.predict import image_paths, raise_first
+
+    progress, say = shown(quiet)
+    predictor = load_run(run, accelerator, precision, progress)
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import stored_projection
     from solodg.figures.style import png, svg
-    from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
     from solodg.runs.predictions import NotFiniteError
     from solodg.storage import write_atomically
 
-    predictor = load_run(run, accelerator, precision)
     paths = image_paths(images)
     projection = stored_projection(
         run,
         predictor,
         moved_machine(run, data_dir),
         dataset=dataset,
-        progress=BarProgress(err),
-        say=err.print,
+        progress=progress,
+        say=say,
     )
     folder = output or run / "explain"
     failed: list[UserError] = []
     used: set[str] = set()
-    for path in paths:
-        try:
-            found = explain_image(predictor, projection, path)
-        except UserError as error:
-            named = isinstance(error, NotFiniteError)
-            failed.append(UserError(f"{path}: {error}") if named else error)
-            continue
-        name = _free_name(Path(path), used)
-        figure = explain_figure(found, Path(path).name)
-        write_atomically(folder / f"{name}.png", png(figure))
-        write_atomically(folder / f"{name}.svg", svg(figure))
-        out.print(f"{path}: {headline(found)}. Figure: {folder / name}.png, .svg")
+    with progress.bar("Drawing figures", len(paths)) as advance:
+        for path in paths:
+            try:
+                found = explain_image(predictor, projection, path)
+            except UserError as error:
+                named = isinstance(error, NotFiniteError)
+                failed.append(UserError(f"{path}: {error}") if named else error)
+                continue
+            name = _free_name(Path(path), used)
+            figure = explain_figure(found, Path(path).name)
+            write_atomically(folder / f"{name}.png", png(figure))
+            write_atomically(folder / f"{name}.svg", svg(figure))
+            out.print(f"{path}: {headline(found)}. Figure: {folder / name}.png, .svg")
+            advance(1)
     raise_first(failed)
 
 

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.console import out
+from solodg.cli.console import out, shown
+from solodg.cli.options import Quiet
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The file to write.")],
+    quiet: Quiet = False,
 ) -> None:
     """Write a model as one ONNX file: images in, probabilities out, adaptation included.
 
@@ -23,7 +25,11 @@ def export(
     from solodg.predict.onnx import check_suffix
 
     check_suffix(onnx)  # before a model is loaded
-    difference = load(run).export(onnx)
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch and the model"):
+        model = load(run)
+    with progress.stage("Exporting, and comparing with PyTorch"):
+        difference = model.export(onnx)
     size = onnx.stat().st_size / 1e6
     out.print(f"Wrote {onnx}, {size:.1f} MB; differs from PyTorch by at most {difference:.1e}.")
-    out.print(f"Next: solodg predict {onnx} IMAGE", style="dim")
+    say(f"Next: solodg predict {onnx} IMAGE")

@@ -20,3 +20,7 @@ Precision = Annotated[
 MovedData = Annotated[
     str | None, typer.Option(help="Path of your own images, if it has changed since training.")
 ]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Show neither progress nor messages: the result alone."),
+]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from solodg.cli.console import err, out
-from solodg.cli.options import Accelerator, Precision
+from solodg.cli.console import out, shown
+from solodg.cli.options import Accelerator, Precision, Quiet
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
     from solodg.predict.base import ImagePredictor
+    from solodg.progress import Progress
     from solodg.runs.predictions import Prediction
 
     Result = tuple[str, Prediction | UserError]  # the path of an image, and what came of it
@@ -40,6 +41,7 @@ def predict(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line, with all probabilities.")
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Predict the class of images, with its probability and uncertainty.
 
@@ -49,8 +51,9 @@ def predict(
 
     if csv_ is not None and json_:
         raise UserError("--csv and --json: give one of them.")
-    predictor = load_model(run, accelerator, precision)
-    results = _results(predictor, image_paths(images))
+    progress, _ = shown(quiet)
+    predictor = load_model(run, accelerator, precision, progress)
+    results = _results(predictor, image_paths(images), progress)
     if csv_ is not None:
         failed = _write_csv(csv_, results, predictor.classes)
     else:
@@ -58,11 +61,11 @@ def predict(
     raise_first(failed)
 
 
-def _results(predictor: "ImagePredictor", paths: list[str]) -> Iterator["Result"]:
+def _results(
+    predictor: "ImagePredictor", paths: list[str], progress: "Progress"
+) -> Iterator["Result"]:
     """Yields each image with its prediction or its error, a batch at a time."""
-    from solodg.progress import BarProgress
-
-    with BarProgress(err).bar("Predicting", len(paths)) as advance:
+    with progress.bar("Predicting", len(paths)) as advance:
         for start in range(0, len(paths), predictor.batch_size):
             chunk = paths[start : start + predictor.batch_size]
             yield from _predict_readable(predictor, chunk)

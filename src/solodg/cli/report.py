@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.console import err, out
-from solodg.cli.options import MovedData, MovedDataDir
+from solodg.cli.console import out, shown
+from solodg.cli.options import MovedData, MovedDataDir, Quiet
 
 
 def report(
@@ -22,14 +22,16 @@ def report(
     ] = None,
     data_dir: MovedDataDir = None,
     dataset: MovedData = None,
+    quiet: Quiet = False,
 ) -> None:
     """Write one HTML page on a run: curves, tables, calibration, and images before and after.
 
     The page needs no network and no other file: send it, open it anywhere.
     """
-    from solodg.progress import BarProgress
-    from solodg.report.run_page import write_report
-    from solodg.runs.folder import moved_machine
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.report.run_page import write_report
+        from solodg.runs.folder import moved_machine
 
     path = write_report(
         run,
@@ -37,7 +39,7 @@ def report(
         output=output,
         dataset=dataset,
         images=images,
-        progress=BarProgress(err),
-        say=err.print,
+        progress=progress,
+        say=say,
     )
     out.print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

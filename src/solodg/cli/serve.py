@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.options import Accelerator, MovedDataDir, Precision
+from solodg.cli.console import shown
+from solodg.cli.options import Accelerator, MovedDataDir, Precision, Quiet
 from solodg.errors import UserError
 
 
@@ -57,19 +58,23 @@ def serve(
     data_dir: MovedDataDir = None,
     accelerator: Accelerator = None,
     precision: Precision = None,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a model: a page to drop images on, and POST /predict for programs.
 
     Images of concurrent requests are computed together, which does not change any result.
+    With --quiet it says only where it listens.
     Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.
     """
     from solodg.cli.devices import load_model
     from solodg.errors import missing_extra
-    from solodg.model import Model
 
+    progress, _ = shown(quiet)
     try:
-        from solodg.serving.server import read_token
-        from solodg.serving.settings import ServerSettings
+        with progress.stage("Loading the server"):
+            from solodg.model import Model
+            from solodg.serving.server import read_token
+            from solodg.serving.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise missing_extra("serve", "The server", error) from error
     settings = ServerSettings(
@@ -83,8 +88,8 @@ def serve(
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
-    served = Model(load_model(model, accelerator, precision), model)
-    served.serve(host, port, settings=settings, data_dir=data_dir)
+    served = Model(load_model(model, accelerator, precision, progress), model)
+    served.serve(host, port, settings=settings, data_dir=data_dir, verbose=not quiet)
 
 
 def _bytes(option: str, megabytes: float) -> int:

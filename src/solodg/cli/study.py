@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from solodg.cli.console import err, out
-from solodg.cli.options import MovedDataDir
+from solodg.cli.console import out, shown
+from solodg.cli.options import MovedDataDir, Quiet
 
 
 def study(
@@ -28,6 +28,7 @@ def study(
     ] = None,
     data_dir: MovedDataDir = None,
     seed: Annotated[int, typer.Option(help="Seed of the images drawn at random.")] = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Test whether the gain comes from the single image: give it the style or pose of another.
 
@@ -37,17 +38,18 @@ def study(
     all, or the classifier of the prior. Accuracies are those of the mean classifier, without
     sampling; of several runs, their mean with the 95% interval.
     """
-    from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
-    from solodg.explain.swap_study import study_run
-    from solodg.figures.plots import study_figure
-    from solodg.progress import BarProgress
-    from solodg.runs.folder import moved_machine, read_config
-    from solodg.storage import write_atomically
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
+        from solodg.explain.swap_study import study_run
+        from solodg.figures.plots import study_figure
+        from solodg.runs.folder import moved_machine, read_config
+        from solodg.storage import write_atomically
 
     by_part: dict[str, list[RunAccuracies]] = {}
     for run in runs:
-        machine, progress = moved_machine(run, data_dir), BarProgress(err)
-        found = study_run(run, machine, progress, seed=seed, images=images, say=err.print)
+        machine = moved_machine(run, data_dir)
+        found = study_run(run, machine, progress, seed=seed, images=images, say=say)
         write_atomically(run / "study.json", json.dumps(found, indent=2, allow_nan=False).encode())
         for part, accuracies in found.items():
             by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))

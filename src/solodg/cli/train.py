@@ -4,17 +4,21 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
-from solodg.cli.console import err, out
+from solodg.cli.console import err, out, shown
 from solodg.cli.data_table import print_data
+from solodg.cli.options import Quiet
 from solodg.errors import UserError, unknown_name
 from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.presets import PRESETS
 from solodg.storage import parse_json
+
+if TYPE_CHECKING:
+    from solodg.progress import Say
 
 _OPTIONS = {option.name: option for option in options_of(RunConfig) + options_of(Machine)}
 _LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --help shows them last
@@ -23,7 +27,13 @@ _LAST = ("devices", "num_nodes", "strategy", "precision")  # rarely needed: --he
 @with_options(
     *(option for name, option in _OPTIONS.items() if name not in _LAST),
     *(_OPTIONS[name] for name in _LAST),
-    after={"targets": "estimate", "exclude": "output", "variant": "preset", "seed": "resume"},
+    after={
+        "targets": "estimate",
+        "exclude": "output",
+        "variant": "preset",
+        "seed": "resume",
+        "precision": "quiet",
+    },
 )
 def train(
     output: Annotated[
@@ -49,6 +59,7 @@ def train(
             "adaptation that these trainings choose.",
         ),
     ] = False,
+    quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Train on all domains but the target, and keep the model that is best on source validation.
@@ -63,10 +74,11 @@ def train(
     A table of the images is printed first; for the same as JSON, use
     [bold]solodg datasets DATA --json[/bold]. The run's folder has a model card, README.md.
     """
-    from solodg.progress import BarProgress
-    from solodg.runs.defaults import resolve
-    from solodg.runs.estimate import train_with_estimate
-    from solodg.runs.train import train_run
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.runs.defaults import resolve
+        from solodg.runs.estimate import train_with_estimate
+        from solodg.runs.train import train_run
 
     config = config_of(options, preset)
     resolved = resolve(config)
@@ -74,16 +86,16 @@ def train(
     folder = output or _default_folder(resolved, () if estimate else resolved.targets)
     common: dict[str, Any] = {
         "resume": resume,
-        "progress": BarProgress(err),
-        "say": err.print,
-        "show": partial(print_data, console=err),
+        "progress": progress,
+        "say": say,
+        "show": (lambda summary: None) if quiet else partial(print_data, console=err),
     }
     if estimate:
         train_with_estimate(config, machine, folder, **common)
     else:
         train_run(resolved, machine, folder, **common)
     if _is_first_process():
-        _show_result(folder)
+        _show_result(folder, say)
 
 
 def config_of(options: dict[str, Any], preset: str | None = None) -> RunConfig:
@@ -128,8 +140,8 @@ def _is_first_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
 
 
-def _show_result(folder: Path) -> None:
-    """Prints the estimate, if there is one, the selected model, and what to do next."""
+def _show_result(folder: Path, say: "Say") -> None:
+    """Prints the estimate, if there is one, and the selected model; says what to do next."""
     from solodg.runs.checkpoint import selected_steps, selection
     from solodg.runs.folder import CARD, read_config
     from solodg.runs.site_estimate import estimate_table, read_estimate
@@ -146,4 +158,4 @@ def _show_result(folder: Path) -> None:
     out.print(f"Model: {folder}" + ("" if left_out else ", trained on all domains"))
     if (folder / CARD).is_file():
         out.print(f"Model card: {folder / CARD}")
-    out.print(f"Next: solodg evaluate {folder}{'' if left_out else ' --on SITE'}", style="dim")
+    say(f"Next: solodg evaluate {folder}{'' if left_out else ' --on SITE'}")

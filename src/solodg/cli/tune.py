@@ -14,7 +14,8 @@ from solodg.cli.cells import (
     run_cells,
 )
 from solodg.cli.config_options import options_of, validated, with_options
-from solodg.cli.console import err, out
+from solodg.cli.console import err, out, shown
+from solodg.cli.options import Quiet
 from solodg.cli.train import config_of
 from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
@@ -22,6 +23,7 @@ from solodg.runs.config import Machine, RunConfig
 if TYPE_CHECKING:
     from solodg.bench.row import Row
     from solodg.bench.search import Outcome, Search
+    from solodg.progress import Say
 
 _PLAN_ENDINGS = (".yaml", ".yml")
 _NOT_OPTIONS = ("devices", "num_nodes", "select")
@@ -44,6 +46,7 @@ def tune(
     on: OnOption = "local",
     ray_address: RayAddressOption = None,
     ray_workers: RayWorkersOption = None,
+    quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Choose learning rates and main settings of a method on source domains that are left out.
@@ -56,7 +59,9 @@ def tune(
     an interruption the same command goes on. It prints the trials, the best settings as options of
     [bold]solodg train[/bold], and as a row of a plan.
     """
-    from solodg.bench.search import Search, searches_of
+    progress, say = shown(quiet)
+    with progress.stage("Loading PyTorch"):
+        from solodg.bench.search import Search, searches_of
 
     where = Where.checked(on, ray_address, ray_workers)
     machine = validated(Machine, options)
@@ -71,13 +76,13 @@ def tune(
         config = config_of(options)
         found = [(None, Search(_name(config), config, machine, runs))]
     trainings = sum(len(search.trials) * len(search.sources) for _, search in found)
-    err.print(
+    say(
         f"{sum(len(search.trials) for _, search in found)} trials, {trainings} trainings. Left out "
         "in turn: " + "; ".join(dict.fromkeys(", ".join(s.sources) for _, s in found)) + "."
     )
     cells = [cell for _, search in found for cell in search.cells()]
-    failed = run_cells(cells, machine, output, where)
-    _show(found, output)
+    failed = run_cells(cells, machine, output, where, progress, say)
+    _show(found, output, say)
     if failed:
         err.print(f"{failed} run(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
@@ -102,14 +107,14 @@ def _name(config: RunConfig) -> str:
     return "-".join(filter(None, map(normalise_name, words)))[:150]
 
 
-def _show(found: "list[tuple[Row | None, Search]]", output: Path) -> None:
+def _show(found: "list[tuple[Row | None, Search]]", output: Path, say: "Say") -> None:
     """Writes and prints the table of every search, and what it chose."""
     from solodg.bench.records import RECORDS, read_results
     from solodg.bench.row import Row
     from solodg.bench.search import best, row_with
     from solodg.storage import write_atomically
 
-    results = read_results(output / RECORDS, err.print)
+    results = read_results(output / RECORDS, say)
     chosen: dict[str, Row] = {}
     for row, search in found:
         outcomes = search.outcomes(results)
@@ -130,8 +135,8 @@ def _show(found: "list[tuple[Row | None, Search]]", output: Path) -> None:
     write_atomically(path, text.encode())
     out.print("As rows of a plan:")
     out.print(text, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"Rows: {path}")
-    out.print(f"All records: {output / RECORDS}")
+    say(f"Rows: {path}")
+    say(f"All records: {output / RECORDS}")
 
 
 def _words(search: "Search", winner: "Outcome") -> str:

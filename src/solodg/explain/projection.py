@@ -191,7 +191,8 @@ def _source_images(
     config = read_config(folder)
     if dataset is not None:
         config = config.model_copy(update={"dataset": dataset})
-    source, config = reopen_source(config, machine or read_machine(folder), progress, say)
+    with progress.stage("Opening the data"):
+        source, config = reopen_source(config, machine or read_machine(folder), progress, say)
     check_classes(source.classes, predictor.info)
     cells = len(source.classes) * len(source.domain_names)
     return source.train.balanced(max(1, min(IMAGES_PER_CELL, MAX_IMAGES // cells)), config.seed)

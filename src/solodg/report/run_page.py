@@ -66,25 +66,26 @@ def write_report(
     left_out = f"unseen {', '.join(run.config.targets)}" if unseen else "trained on all domains"
     estimate = read_estimate(folder)
     path = output or folder / REPORT
-    write_page(
-        path,
-        "report.html.j2",
-        title=f"{run.config.algorithm} on {run.dataset}, {left_out}",
-        shown="unseen domains" if unseen else "held-out images of source domains",
-        shown_domain="Unseen domain" if unseen else "Source domain",
-        estimate=_estimate(estimate) if estimate else None,
-        adapts=targets[0].predictions.before is not None,
-        facts=run_facts(folder, run, predictor.info),
-        at_most=images,
-        curves=_curves(folder, say),
-        table=[_row(part) for part in parts],
-        means=_means(parts),
-        scores=score_tables(targets, predictor.classes),
-        confusions=[_confusion(part, predictor.classes) for part in targets],
-        calibration=_calibration(targets, [part for part in parts if part not in targets]),
-        galleries=galleries,
-        projection=projection,
-    )
+    with progress.stage("Drawing charts and computing intervals"):
+        write_page(
+            path,
+            "report.html.j2",
+            title=f"{run.config.algorithm} on {run.dataset}, {left_out}",
+            shown="unseen domains" if unseen else "held-out images of source domains",
+            shown_domain="Unseen domain" if unseen else "Source domain",
+            estimate=_estimate(estimate) if estimate else None,
+            adapts=targets[0].predictions.before is not None,
+            facts=run_facts(folder, run, predictor.info),
+            at_most=images,
+            curves=_curves(folder, say),
+            table=[_row(part) for part in parts],
+            means=_means(parts),
+            scores=score_tables(targets, predictor.classes),
+            confusions=[_confusion(part, predictor.classes) for part in targets],
+            calibration=_calibration(targets, [part for part in parts if part not in targets]),
+            galleries=galleries,
+            projection=projection,
+        )
     return path
 
 

@@ -93,7 +93,8 @@ def begin(
         progress, say, show = NoProgress(), lambda text: None, None
     progress = progress or NoProgress()
     with unchanged_generators(), ending_together(fabric), ExitStack() as until_end:
-        source, config = open_source(resolved, machine, show or remarks_to(say), data)
+        with progress.stage("Opening the data"):
+            source, config = open_source(resolved, machine, show or remarks_to(say), data)
         if on_first(fabric, partial(_is_finished, folder, config, resume, until_end)):
             say(f"{folder} is finished already: nothing to do.")
             yield None
@@ -128,7 +129,8 @@ def _claimed(
     # Until held-out domains have decided, one that can read images in every way that is open.
     most = candidates(config, None).all_parts(config) if config.open_parts else config
     torch.manual_seed(derive(config.seed, "weights"))
-    backbone = make_backbone(most)
+    with progress.stage("Building the backbone"):
+        backbone = make_backbone(most)
     store = row_store(most, machine, backbone, fabric.device, progress, say, source.kind)
     source = read_source(source, config, progress, say, store)
     say_guessed_ranges(source, say)

@@ -64,7 +64,8 @@ def gather_evidence(
         return on_first(fabric, lambda: read_json(folder / EVIDENCE, Evidence))
     rotations = None
     if config.pose == AUTO:
-        rotations = on_first(fabric, partial(domain_rotations, source.train, config.seed))
+        with work.progress.stage("Comparing the source domains at all angles"):
+            rotations = on_first(fabric, partial(domain_rotations, source.train, config.seed))
     options = candidates(config, rotations)
     numbers = fold_domains(source) if len(options.combinations) > 1 else []
     basis = "no open part needs a held-out domain"
@@ -80,9 +81,9 @@ def gather_evidence(
             "Holding source domains out: " + ", ".join(source.domain_names[n] for n in numbers)
         )
         started = work.clock.seconds
-        solved = on_first(
-            fabric, partial(solve_folds, work, config, source, backbone, options, numbers)
-        )
+        solve = partial(solve_folds, work, config, source, backbone, options, numbers)
+        with work.progress.stage("Solving and scoring without each of them"):
+            solved = on_first(fabric, solve)
         right = {source.domain_names[number]: found for number, found in solved.items()}
         seconds = work.clock.seconds - started
     for number in numbers if not right else []:
@@ -182,7 +183,8 @@ def _run_fold(
     scored: Algorithm = state.validated.eval()
 
     def score() -> _Fold:
-        right = score_combinations(scored, held, options.combinations, work.fabric.device)
+        with work.progress.stage(f"Scoring {source.domain_names[number]} in every way"):
+            right = score_combinations(scored, held, options.combinations, work.fabric.device)
         work.clock.save()
         return _Fold(right=right, seconds=work.clock.seconds - started)
 

@@ -116,7 +116,8 @@ def operating_point(
     config = config.model_copy(
         update=changes | ({"skip_bad_images": True} if skip_bad_images else {})
     )
-    source, config = open_source(with_shared_groups(config), machine or read_machine(folder))
+    with progress.stage("Opening the data"):
+        source, config = open_source(with_shared_groups(config), machine or read_machine(folder))
     check_classes(source.classes, info)
     if config.skip_bad_images:  # all of it, as training did
         source = read_source(source, config, progress, say)
@@ -127,7 +128,8 @@ def operating_point(
         )
     val = without_bad_images(source.val, config, progress, say)
     device = single_device(accelerator)
-    predictions, labels = _predict(algorithm.to(device), val, device)
+    with progress.stage("Choosing the threshold"):
+        predictions, labels = _predict(algorithm.to(device), val, device)
     return choose_threshold(predictions, labels, info.classes, sensitivity, positive)
 
 

@@ -72,7 +72,8 @@ def open_scored(
     target domains are scored then.
     """
     config = _with_overrides(read_config(folder), dataset, skip_bad_images)
-    data = load_dataset(config, machine)
+    with progress.stage("Opening the data"):
+        data = load_dataset(config, machine)
     check_classes(data.classes, info)
     store = None
     if config.reads_stored and not needs_images:

@@ -64,7 +64,8 @@ def open_site(
     if isinstance(on, DomainDataset):
         dataset = numbered_by(info.classes, on, on.name)
     else:
-        dataset = load_site(on, site_loading(info), info.classes)
+        with progress.stage("Opening the images"):
+            dataset = load_site(on, site_loading(info), info.classes)
     for line in summarise(dataset).remarks():
         say(line)
     parts = []

@@ -175,7 +175,8 @@ def _solve(
     work = setup.work
     centres = source.train.balanced(setup.config.centre_images, setup.config.seed)
     state = TrainingState(algorithm, algorithm, None, algorithm, step=1)
-    closed_form.solve(work, algorithm, source)
+    with work.progress.stage("Solving the classifier"):
+        closed_form.solve(work, algorithm, source)
     with metrics_log(work.fabric, folder) as log:
         selection = _selection(setup, source, centres, log, folder if save_model else None)
         selection.validate(state, is_last=True)

@@ -12,7 +12,7 @@ import uvicorn
 
 from solodg.errors import UserError
 from solodg.predict.base import ImagePredictor
-from solodg.progress import Say
+from solodg.progress import NoProgress, Progress, Say
 from solodg.runs.allocator import return_freed_memory
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
@@ -35,17 +35,20 @@ def serve(
     host: str,
     port: int,
     draw: Draw | None = None,
+    progress: Progress | None = None,
     say: Say,
+    announce: Say | None = None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; then finishes open requests and accepts no more.
 
-    `say` receives messages for the operator, the address among them.
+    `say` receives messages for the operator, and the address if there is no `announce` for it.
     """
     listening = _listen(host, port)
     if not is_loopback(host) and settings.token is None:
         say(f"{host} is open to the network and requires no token: see --token-file.")
     with listening:
-        _warm_up(predictor, settings.max_batch)
+        with (progress or NoProgress()).stage("Computing a first batch of every size"):
+            _warm_up(predictor, settings.max_batch)
         address = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             build_app(
@@ -63,7 +66,7 @@ def serve(
         )
         message = f"Serving {name} at http://{address}:{listening.getsockname()[1]}"
         with _signals_ignored():
-            _Server(config, lambda: say(message)).run(sockets=[listening])
+            _Server(config, lambda: (announce or say)(message)).run(sockets=[listening])
             say("Stopped.")
     logging.shutdown()
 
