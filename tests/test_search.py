@@ -208,7 +208,7 @@ def test_every_row_and_target_of_a_plan_is_searched_and_takes_the_settings(tmp_p
     found = {c.config.targets[0]: c.config for c in cells}
     assert found["sky"].learning_rate == 0.5
     expected = {"alpha": 0.25, "beta": 2, "second_order": False}
-    assert found["sky"].arguments == expected
+    assert expected.items() <= found["sky"].arguments.items()
     assert found["moss"].arguments["beta"] == 3
     assert found["moss"].arguments["second_order"] is False
     assert found["moss"].learning_rate != 0.5
