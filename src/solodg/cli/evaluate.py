@@ -17,6 +17,7 @@ from solodg.runs.config import Machine, RunConfig
 if TYPE_CHECKING:
     from solodg.runs.evaluate import ScoredRecord
     from solodg.runs.operating_point import OperatingPoint
+    from solodg.runs.temperature import Temperature
 
 _MOST_CLASSES = 20  # in a table on the terminal; --json has all
 
@@ -112,6 +113,7 @@ def evaluate(
     from solodg.runs.folder import RESULTS, moved_machine
     from solodg.runs.operating_point import operating_point
     from solodg.runs.stream import Stream
+    from solodg.runs.temperature import load_temperature
 
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {
@@ -133,7 +135,8 @@ def evaluate(
     if is_onnx(run):
         labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
         exported = OnnxPredictor.load(run)
-        show_scores(score_exported(exported, labelled, **common), exported.classes, None, json_)
+        scored = score_exported(exported, labelled, **common)
+        show_scores(scored, exported.classes, None, None, json_)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
     info, machine = load_info(run), moved_machine(run, data_dir)
@@ -153,7 +156,8 @@ def evaluate(
         append_records(run, [domain.record for domain in scored])
     except OSError as error:
         problem = error
-    show_scores(scored, info.classes, point, json_)
+    temperature = None if as_stream else load_temperature(run)
+    show_scores(scored, info.classes, point, temperature, json_)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
@@ -203,11 +207,14 @@ def show_scores(
     scored: Sequence["ScoredRecord"],
     classes: Sequence[str],
     point: "OperatingPoint | None",
+    temperature: "Temperature | None",
     json_: bool,
 ) -> None:
     """Prints the scores of every domain: as JSON lines, or as tables."""
+    from solodg.runs.coverage import coverage, coverage_table
     from solodg.runs.scores import score
     from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
+    from solodg.runs.temperature import effect_text
 
     found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
     at_threshold = [
@@ -216,6 +223,12 @@ def show_scores(
     if json_:
         for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
             line = domain.record.model_dump() | {"scores": scores.to_json()}
+            line["coverage"] = coverage(domain.predictions, domain.labels)
+            if temperature:
+                effect = temperature.effect(domain.predictions, domain.labels)
+                line["temperature"] = {"temperature": temperature.temperature} | dict(
+                    zip(("before", "after"), effect, strict=True)
+                )
             if point:
                 values = {name: value._asdict() for name, value in chosen.items()}
                 line["threshold"] = point.to_json() | values
@@ -229,5 +242,12 @@ def show_scores(
     if point:
         rows = [(r.domain, ROLES[r.role]) for r in records]
         out.print(threshold_table(point.title(), rows, at_threshold))
+    unseen = [s for s in scored if s.record.role in UNSEEN] or scored
+    out.print(coverage_table([(s.record.domain, s.predictions, s.labels) for s in unseen]))
+    if temperature:
+        out.print(temperature.sentence())
+        for s in unseen:
+            change = effect_text(*temperature.effect(s.predictions, s.labels))
+            out.print(f"On {s.record.domain} it would change {change}.")
     for text in dict.fromkeys(scores.remark() for scores in found):
         out.print(text)
