@@ -91,8 +91,9 @@ MODULES = {
         __init__ allocator cache_folder option row_files
         machine
         averaged_runs config model_info origin predictions statistics stored_arguments
-        defaults dense_average devices metrics metrics_log named_settings presets
-        class_metrics
+        defaults dense_average devices metrics_log named_settings novelty presets
+        metrics
+        class_metrics coverage temperature
         bootstrap
         scores
         tables
@@ -102,7 +103,7 @@ MODULES = {
         target_images stream
         folder opened_data build checkpoint settings_text
         site_estimate
-        clock domain_rotations fitting_runs scored_data validation
+        calibration clock domain_rotations fitting_runs scored_data validation
         open_parts operating_point site_data workplace
         begin evidence selection
         closed_form model_card turn_choices

@@ -94,6 +94,6 @@ def test_rounding_keeps_numbers_in_their_range() -> None:
     short = Prediction("a", 1.0, 0.0, {"a": 1.0, "b": 0.0}, {"a": 0.123, "b": 0})
     assert found.rounded(3) == short
     assert short.to_json("x.png") == {
-        "image": "x.png", "class": "a", "probability": 1.0, "uncertainty": 0.0,
+        "image": "x.png", "class": "a", "probability": 1.0, "uncertainty": 0.0, "novelty": None,
         "probabilities": {"a": 1.0, "b": 0.0}, "before": {"a": 0.123, "b": 0},
     }  # fmt: skip

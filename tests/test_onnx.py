@@ -46,7 +46,8 @@ def test_500_real_images_get_the_same_answer_as_from_pytorch(
     session = open_session(digits_onnx.read_bytes(), "digits")
     for start in range(0, len(digits), batch):
         pixels = digits[start : start + batch]
-        logits, probabilities, before = session.run(None, {INPUT: pixels})
+        logits, probabilities, before, novelty = session.run(None, {INPUT: pixels})
+        np.testing.assert_allclose(novelty, model.compute(pixels).novelty, atol=1e-3)
         with torch.inference_mode():
             x = torch.from_numpy(pixels).float() / 255
             np.testing.assert_allclose(logits, model.algorithm(x), atol=1e-4, rtol=1e-4)

@@ -69,8 +69,8 @@ def test_one_image_as_the_body_and_several_in_a_form(server, model, digits) -> N
     answers = httpx.post(f"{server.url}/predict", files=files).json()["predictions"]
     assert [a["image"] for a in answers] == ["0.png", "1.png", "2.png", "3.png", "4.png"]
     assert [a["class"] for a in answers] == [e.label for e in expected]
-    assert set(answers[0]) == {"image", "class", "probability", "uncertainty", "probabilities",
-                               "before"}  # fmt: skip
+    assert set(answers[0]) == {"image", "class", "probability", "uncertainty", "novelty",
+                               "probabilities", "before"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["onnx", "run"])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from solodg.progress import Progress
     from solodg.runs.evaluate import ScoredRecord
     from solodg.runs.operating_point import OperatingPoint
+    from solodg.runs.temperature import Temperature
 
 _MOST_CLASSES = 20  # in a table on the terminal; --json has all
 
@@ -115,6 +116,7 @@ def evaluate(
         from solodg.runs.folder import RESULTS, moved_machine
         from solodg.runs.operating_point import operating_point
         from solodg.runs.stream import Stream
+        from solodg.runs.temperature import load_temperature
 
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {
@@ -137,7 +139,7 @@ def evaluate(
         labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
         exported = OnnxPredictor.load(run)
         scored = score_exported(exported, labelled, **common)
-        show_scores(scored, exported.classes, None, json_, progress)
+        show_scores(scored, exported.classes, None, None, json_, progress)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
     info, machine = load_info(run), moved_machine(run, data_dir)
@@ -157,7 +159,8 @@ def evaluate(
         append_records(run, [domain.record for domain in scored])
     except OSError as error:
         problem = error
-    show_scores(scored, info.classes, point, json_, progress)
+    temperature = None if as_stream else load_temperature(run)
+    show_scores(scored, info.classes, point, temperature, json_, progress)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
@@ -208,12 +211,15 @@ def show_scores(
     scored: Sequence["ScoredRecord"],
     classes: Sequence[str],
     point: "OperatingPoint | None",
+    temperature: "Temperature | None",
     json_: bool,
     progress: "Progress",
 ) -> None:
     """Prints the scores of every domain: as JSON lines, or as tables."""
+    from solodg.runs.coverage import coverage, coverage_table
     from solodg.runs.scores import score
     from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
+    from solodg.runs.temperature import effect_text
 
     with progress.stage("Computing intervals"):
         found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
@@ -223,6 +229,12 @@ def show_scores(
     if json_:
         for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
             line = domain.record.model_dump() | {"scores": scores.to_json()}
+            line["coverage"] = coverage(domain.predictions, domain.labels)
+            if temperature:
+                effect = temperature.effect(domain.predictions, domain.labels)
+                line["temperature"] = {"temperature": temperature.temperature} | dict(
+                    zip(("before", "after"), effect, strict=True)
+                )
             if point:
                 values = {name: value._asdict() for name, value in chosen.items()}
                 line["threshold"] = point.to_json() | values
@@ -236,5 +248,12 @@ def show_scores(
     if point:
         rows = [(r.domain, ROLES[r.role]) for r in records]
         out.print(threshold_table(point.title(), rows, at_threshold))
+    unseen = [s for s in scored if s.record.role in UNSEEN] or scored
+    out.print(coverage_table([(s.record.domain, s.predictions, s.labels) for s in unseen]))
+    if temperature:
+        out.print(temperature.sentence())
+        for s in unseen:
+            change = effect_text(*temperature.effect(s.predictions, s.labels))
+            out.print(f"On {s.record.domain} it would change {change}.")
     for text in dict.fromkeys(scores.remark() for scores in found):
         out.print(text)

@@ -43,7 +43,11 @@ def predict(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of images, with its probability and uncertainty.
+    """Predict the class of images, with its probability, uncertainty and novelty.
+
+    Uncertainty is 0 for a certain answer and 1 for a guess. Novelty 0.95 says that an image is
+    further from the training images than 95% of those of one training domain are from the others;
+    a model of an earlier version has none.
 
     Every image is predicted on its own: the others do not change its result.
     """
@@ -107,13 +111,16 @@ def _print_lines(results: Iterator["Result"]) -> list[UserError]:
 
 def _print_table(results: Iterator["Result"]) -> list[UserError]:
     """Prints a table with a row for each image; returns the errors of the others."""
-    table = Table(Column("image", overflow="fold"), "class", "probability", "uncertainty")
+    table = Table(
+        Column("image", overflow="fold"), "class", "probability", "uncertainty", "novelty"
+    )
     failed = []
     for path, result in results:
         if isinstance(result, UserError):
             failed.append(result)
         else:
-            numbers = (f"{result.probability:.3f}", f"{result.uncertainty:.3f}")
+            novelty = "-" if result.novelty is None else f"{result.novelty:.2f}"
+            numbers = (f"{result.probability:.3f}", f"{result.uncertainty:.3f}", novelty)
             table.add_row(path, result.label, *numbers)
     if table.row_count:
         out.print(table)

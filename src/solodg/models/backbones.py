@@ -14,8 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
-from solodg.models.extractor import Extractor
-from solodg.models.image_norm import drawn_readings, image_norms, normalise_by_image
+from solodg.models.extractor import Extractor, is_recording, recorded
+from solodg.models.image_norm import (
+    drawn_readings,
+    freeze_statistics,
+    image_norms,
+    normalise_by_image,
+)
 from solodg.models.networks import build_network
 from solodg.models.pose import PoseNetwork
 from solodg.models.stages import Network, Stages
@@ -23,8 +28,6 @@ from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
 from solodg.readings import ImageNorm, Reading, readings_of
 from solodg.types import Features
-
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Backbone(Extractor):
@@ -72,13 +75,14 @@ class Backbone(Extractor):
         """
         with self._random_readings(x) as drawn:
             stages = self.net(self.prepared(x, drawn))
-        style = torch.cat([channel_means(m) for m in stages.maps], 1)
         if drawn is not None:
-            return Features(stages.embedding, style)
-        return Features(self._mean_reading(stages.embedding), self._mean_reading(style))
+            return Features(stages.embedding, stages.style())
+        return self._features(stages)
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of images without computing their style."""
+        if is_recording():
+            return self(x).embedding  # type: ignore[no-any-return]
         with self._random_readings(x) as drawn:
             embedding: Tensor = self.net.embed(self.prepared(x, drawn))
         return self._mean_reading(embedding) if drawn is None else embedding
@@ -90,7 +94,13 @@ class Backbone(Extractor):
 
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
-        rows: Tensor = self.net.embed(self.prepared(x, None))
+        prepared = self.prepared(x, None)
+        if is_recording():
+            stages: Stages = self.net(prepared)
+            self._features(stages)
+            rows = stages.embedding
+        else:
+            rows = self.net.embed(prepared)
         return rows.view(len(self.readings), -1, rows.shape[1])
 
     @contextmanager
@@ -133,6 +143,11 @@ class Backbone(Extractor):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # too coarse for angles
             upright: Tensor = self.pose(x)
         return upright
+
+    def _features(self, stages: Stages) -> Features:
+        """Returns, and records if wanted, embedding and style, averaged over the readings."""
+        style = self._mean_reading(stages.style())
+        return recorded(Features(self._mean_reading(stages.embedding), style))
 
     def _mean_reading(self, rows: Tensor) -> Tensor:
         """Averages features over the readings: (readings * B, D) -> (B, D)."""
@@ -231,8 +246,7 @@ class Backbone(Extractor):
                 f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
                 "Try a larger --image-size, e.g. 224."
             ) from error
-        style = sum(channel_means(stage).shape[1] for stage in stages.maps)
-        return stages.embedding.shape[1], style
+        return stages.embedding.shape[1], stages.style().shape[1]
 
     @torch.no_grad()
     def blank(self) -> Stages:
@@ -282,17 +296,3 @@ def build_backbone(
         readings=readings or (Reading(),),
         pose=pose,
     )
-
-
-def freeze_statistics(net: nn.Module) -> None:
-    """Puts every BatchNorm into evaluation mode, in which it keeps its statistics."""
-    for module in net.modules():
-        if isinstance(module, _BATCH_NORMS):
-            module.eval()
-
-
-def channel_means(stage: Tensor) -> Tensor:
-    """Averages maps (B, C, H, W) or tokens (B, N, C) over positions: (B, C)."""
-    if stage.ndim == 4:  # as tokens, so that the gradient has channels last too
-        stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
-    return stage.mean(1)

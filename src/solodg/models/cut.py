@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
-from solodg.models.backbones import Backbone, channel_means
-from solodg.models.stages import Network
+from solodg.models.backbones import Backbone
+from solodg.models.stages import Network, channel_means
 from solodg.seeding import torch_generator
 
 _TOLERANCE = 1e-4  # of the same sums, possibly in another memory layout

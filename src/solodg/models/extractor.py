@@ -2,12 +2,43 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 
 from solodg.readings import Reading
 from solodg.types import Features
+
+_recorded: ContextVar[list[Features] | None] = ContextVar("recorded", default=None)
+
+
+@contextmanager
+def recorded_features() -> Iterator[list[Features]]:
+    """Inside, extractors append the features of every batch that they read to the yielded list.
+
+    So the embedding and the style of an image are known after its prediction, without a second
+    pass. It holds for the current thread alone.
+    """
+    found: list[Features] = []
+    token = _recorded.set(found)
+    try:
+        yield found
+    finally:
+        _recorded.reset(token)
+
+
+def is_recording() -> bool:
+    """Returns whether extractors have to compute and record both parts of the features."""
+    return _recorded.get() is not None
+
+
+def recorded(features: Features) -> Features:
+    """Records features, if wanted, and returns them."""
+    found = _recorded.get()
+    if found is not None:
+        found.append(features)
+    return features
 
 
 class Extractor(nn.Module):
@@ -80,14 +111,18 @@ class ReadyFeatures(Extractor):
     def forward(self, x: Tensor) -> Features:
         """Returns the stored embedding (B, D) and style (B, S) of each image."""
         embedding, style = self._read(x).split([self.embedding_dim, self.style_dim], dim=1)
-        return Features(embedding, style)
+        return recorded(Features(embedding, style))
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the stored embedding (B, D) of each image."""
+        if is_recording():
+            return self(x).embedding  # type: ignore[no-any-return]
         return self._read(x)[:, : self.embedding_dim]
 
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the stored embedding of each reading that is used (R, B, D)."""
+        if is_recording():
+            self(x)
         each = x.view(len(x), len(self.readings), -1)[:, self._used, : self.embedding_dim]
         return each.transpose(0, 1)
 
@@ -133,7 +168,7 @@ class Standardised(Extractor):
     def forward(self, x: Tensor) -> Features:
         """Returns the standardised vectors (B, D), as embedding and as style."""
         z = self.embed(x)
-        return Features(z, z)
+        return recorded(Features(z, z))
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the standardised vectors (B, D)."""

@@ -146,6 +146,13 @@ def replace_batch_norms(net: nn.Module, make: Callable[[nn.BatchNorm2d], nn.Modu
     return len(found)
 
 
+def freeze_statistics(net: nn.Module) -> None:
+    """Puts every BatchNorm into evaluation mode, in which it keeps its statistics."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
 def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
     """Returns all ImageBatchNorms of a network."""
     return [module for module in net.modules() if isinstance(module, ImageBatchNorm)]

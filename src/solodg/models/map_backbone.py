@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from solodg.models.backbones import channel_means, freeze_statistics
 from solodg.models.cut import Cut
-from solodg.models.extractor import Extractor
-from solodg.models.image_norm import drawn_readings, image_norms
-from solodg.models.stages import Stages
+from solodg.models.extractor import Extractor, is_recording, recorded
+from solodg.models.image_norm import drawn_readings, freeze_statistics, image_norms
+from solodg.models.stages import Stages, channel_means
 from solodg.readings import Reading
 from solodg.types import Features
 
@@ -46,10 +45,14 @@ class MapBackbone(Extractor):
             stages: Stages = self.net(maps)
         late = stages.maps[len(stages.maps) - self.late_stages :]
         style = torch.cat([early, *map(channel_means, late)], 1)
-        return Features(self._mean_reading(stages.embedding, x), self._mean_reading(style, x))
+        return recorded(
+            Features(self._mean_reading(stages.embedding, x), self._mean_reading(style, x))
+        )
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of rows without computing their style."""
+        if is_recording():
+            return self(x).embedding  # type: ignore[no-any-return]
         with self._read(x, every=not self.training) as (_, maps):
             embedding = self.net.embed(maps)
         return self._mean_reading(embedding, x)
@@ -62,6 +65,8 @@ class MapBackbone(Extractor):
 
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
+        if is_recording():
+            self(x)
         with self._read(x, every=True) as (_, maps):
             rows = self.net.embed(maps)
         return rows.view(-1, len(x), rows.shape[1])

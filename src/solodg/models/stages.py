@@ -2,6 +2,7 @@
 
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -10,6 +11,10 @@ class Stages(NamedTuple):
 
     maps: list[Tensor]  # (B, C_i, H_i, W_i), or (B, N_i, C_i) tokens
     embedding: Tensor  # (B, D)
+
+    def style(self) -> Tensor:
+        """Returns the channel means of all maps, (B, S)."""
+        return torch.cat([channel_means(stage) for stage in self.maps], 1)
 
 
 class Network(nn.Module):
@@ -42,3 +47,10 @@ class Network(nn.Module):
         layers = [module for module in self.modules() if not list(module.children())]
         groups = [list(layer.parameters()) for layer in layers]
         return [group for group in groups if group]
+
+
+def channel_means(stage: Tensor) -> Tensor:
+    """Averages maps (B, C, H, W) or tokens (B, N, C) over positions: (B, C)."""
+    if stage.ndim == 4:  # as tokens, so that the gradient has channels last too
+        stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
+    return stage.mean(1)

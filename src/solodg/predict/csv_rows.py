@@ -15,6 +15,7 @@ def csv_header(classes: Sequence[str]) -> Row:
         "class",
         "probability",
         "uncertainty",
+        "novelty",
         *(f"probability:{name}" for name in classes),
         "class_before",
         *(f"before:{name}" for name in classes),
@@ -25,14 +26,17 @@ def csv_header(classes: Sequence[str]) -> Row:
 def csv_row(path: str, result: Prediction | UserError, classes: Sequence[str]) -> Row:
     """Returns the row of an image; one that cannot be predicted has an error and no numbers.
 
-    The columns before adaptation are empty where nothing adapts.
+    The columns before adaptation are empty where nothing adapts, that of novelty where the model
+    has no such score.
     """
     nothing: Row = [""] * (1 + len(classes))
     if isinstance(result, UserError):
-        return [path, "", "", *nothing, *nothing, str(result)]
+        return [path, "", "", "", *nothing, *nothing, str(result)]
     before = nothing
     if result.before is not None:
         best = max(result.before, key=result.before.__getitem__)
         before = [best, *(result.before[name] for name in classes)]
     after = [result.probabilities[name] for name in classes]
-    return [path, result.label, result.probability, result.uncertainty, *after, *before, ""]
+    novelty = "" if result.novelty is None else result.novelty
+    numbers = [result.probability, result.uncertainty, novelty]
+    return [path, result.label, *numbers, *after, *before, ""]

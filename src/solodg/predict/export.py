@@ -23,6 +23,7 @@ from solodg.pixels import Pixels
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import MODEL_FORMAT
+from solodg.runs.novelty import Novelty, with_novelty
 from solodg.storage import CHECKSUM, PLACEHOLDER, sealed, write_atomically
 
 MAX_ERROR = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
@@ -52,7 +53,7 @@ def to_onnx(predictor: Predictor) -> bytes:
         import onnx
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX", error) from error
-    graph = _Graph(_with_affine_batch_norms(predictor.algorithm)).eval()
+    graph = _Graph(_with_affine_batch_norms(predictor.algorithm), _novelty(predictor)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
     info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
@@ -68,13 +69,26 @@ def to_onnx(predictor: Predictor) -> bytes:
 class _Graph(nn.Module):
     """From 8-bit pixels to the tensors named in `OUTPUTS`."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: Algorithm, novelty: Novelty | None) -> None:
         super().__init__()
-        self.algorithm = algorithm
+        self.algorithm, self.novelty = algorithm, novelty
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.algorithm.outputs(to_unit(pixels))
-        return tuple(tensor for tensor in outputs if tensor is not None)
+        return tuple(tensor for tensor in self._outputs(pixels) if tensor is not None)
+
+    def names(self, pixels: Tensor) -> list[str]:
+        """Returns which of `OUTPUTS` it has."""
+        found = zip(OUTPUTS, self._outputs(pixels), strict=True)
+        return [name for name, tensor in found if tensor is not None]
+
+    def _outputs(self, pixels: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, novelty = with_novelty(self.algorithm.outputs, self.novelty, to_unit(pixels))
+        return (*outputs, novelty)
+
+
+def _novelty(predictor: Predictor) -> Novelty | None:
+    """Returns a copy of the score on the CPU."""
+    return None if predictor.novelty is None else copy.deepcopy(predictor.novelty).cpu()
 
 
 def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
@@ -91,12 +105,12 @@ def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
 
 
 @torch.no_grad()
-def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
+def _traced(graph: _Graph, example: Tensor, backbone: str) -> bytes:
     """Exports by tracing, which takes a second where the newer exporter takes twenty.
 
     Tracing may record a size of the example batch as a constant; `_largest_difference` detects it.
     """
-    names = OUTPUTS[: len(graph(example))]
+    names = graph.names(example)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.onnx"
         warnings.simplefilter("ignore")  # deprecation, and shapes taken for constants
@@ -107,7 +121,7 @@ def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
                 file,
                 dynamo=False,
                 input_names=[INPUT],
-                output_names=list(names),
+                output_names=names,
                 dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},
             )
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that ONNX lacks
@@ -119,7 +133,7 @@ def _traced(graph: nn.Module, example: Tensor, backbone: str) -> bytes:
 def _largest_difference(predictor: Predictor, content: bytes) -> float:
     """Compares the graph with PyTorch on a batch of one and of several; relative for logits."""
     session, largest = open_session(content, "the exported graph"), 0.0
-    graph = _Graph(copy.deepcopy(predictor.algorithm).cpu()).eval()
+    graph = _Graph(copy.deepcopy(predictor.algorithm).cpu(), _novelty(predictor)).eval()
     for count in (1, 5):
         pixels = _noise(predictor, count)
         with torch.inference_mode():

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".onnx"
 INPUT = "pixels"  # (B, channels, size, size) uint8
-OUTPUTS = ("logits", "probabilities", "before")  # (B, C) each; the last for methods that adapt
+# (B, C) each, and (B,) the last; `before` of methods that adapt, `novelty` of newer models.
+OUTPUTS = ("logits", "probabilities", "before", "novelty")
 METADATA = "solodg"  # the key of the JSON that describes the model
 
 
@@ -61,13 +62,16 @@ class OnnxPredictor(ImagePredictor):
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the graph, in one forward pass."""
-        found: list[Any] = self._session.run(self._outputs, {INPUT: pixels})
-        if any(array.shape != (len(pixels), len(self.classes)) for array in found):
-            raise UserError(
-                f"the exported graph returned probabilities of shape {found[0].shape} for "
-                f"{len(pixels)} image(s) and {len(self.classes)} classes: export it again."
-            )
-        return Predictions(*(array.astype("float64") for array in found))  # (B, C) each
+        values: list[Any] = self._session.run(self._outputs, {INPUT: pixels})
+        found = {n: v.astype("float64") for n, v in zip(self._outputs, values, strict=True)}
+        for name, array in found.items():
+            shape = (len(pixels), len(self.classes))
+            if array.shape != (shape[:1] if name == OUTPUTS[-1] else shape):
+                raise UserError(
+                    f"the exported graph returned {name} of shape {array.shape} for {shape[0]} "
+                    f"image(s) and {shape[1]} classes: export it again."
+                )
+        return Predictions(**found)
 
 
 def is_onnx(path: str | Path) -> bool:
@@ -136,10 +140,13 @@ def _check_graph(session: "InferenceSession", info: ModelInfo, name: str) -> Non
     given = [(node.name, node.type, *node.shape[1:]) for node in session.get_inputs()]
     expected = [(INPUT, "tensor(uint8)", info.channels, info.image_size, info.image_size)]
     outputs = session.get_outputs()
-    names = tuple(node.name for node in outputs)
-    if given != expected or names not in (OUTPUTS, OUTPUTS[:-1]):
+    names = [node.name for node in outputs]
+    wanted = [name for name in OUTPUTS if name in (*OUTPUTS[:2], *names)]
+    if given != expected or names != wanted:
         raise UserError(f"{name} has not the inputs and outputs of a file of `solodg export`.")
     for node in outputs:
+        if node.name == OUTPUTS[-1]:
+            continue
         # A size that the graph leaves open is checked with every prediction.
         if isinstance(node.shape[-1], int) and node.shape[-1] != len(info.classes):
             raise UserError(

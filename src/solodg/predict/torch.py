@@ -16,6 +16,7 @@ from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.runs import checkpoint
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.novelty import Novelty, load_novelty, with_novelty
 from solodg.runs.predictions import Predictions
 
 _TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
@@ -24,8 +25,11 @@ _TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat
 class Predictor(ImagePredictor):
     """The selected model of a run, in evaluation mode, on the CPU until it is moved."""
 
-    def __init__(self, algorithm: Algorithm, info: ModelInfo) -> None:
+    def __init__(
+        self, algorithm: Algorithm, info: ModelInfo, novelty: Novelty | None = None
+    ) -> None:
         super().__init__(info)
+        self.novelty = novelty  # None: a run of an earlier version has none
         self.algorithm = algorithm.eval()
         self.device = torch.device("cpu")
         self.precision = "32-true"
@@ -40,6 +44,8 @@ class Predictor(ImagePredictor):
             check_precision(precision)
         try:
             self.algorithm.to(device)
+            if self.novelty is not None:
+                self.novelty.to(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"cannot move the model to device {str(device)!r}: {reason}") from error
@@ -55,14 +61,14 @@ class Predictor(ImagePredictor):
     @classmethod
     def load(cls, path: str | Path) -> "Predictor":
         """Loads the selected model of a run folder."""
-        return cls(*checkpoint.load(Path(path)))
+        return cls(*checkpoint.load(Path(path)), load_novelty(Path(path)))
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the model, in one forward pass."""
         x = torch.from_numpy(pixels).to(self.device)
         with torch.inference_mode(), self.autocast():
-            outputs = self.algorithm.outputs(to_unit(x))
-        return Predictions.from_tensors(outputs.probabilities, outputs.before)
+            outputs, novelty = with_novelty(self.algorithm.outputs, self.novelty, to_unit(x))
+        return Predictions.from_tensors(outputs.probabilities, outputs.before, novelty)
 
     def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
         """Returns the mean weights of the classifier written for this image, (classes, embedding).

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from solodg.explain.panels import short
 from solodg.figures.style import BLUE, COLOURS, GREY, INK, ORANGE, log_axis, new_figure, plain_axis
 from solodg.report.predictions import DomainPredictions
+from solodg.runs.coverage import coverage_curve, doubts
 from solodg.runs.predictions import Predictions
 
 LabelledPredictions = tuple[Predictions, NDArray[np.int64]]  # and the (N,) true classes
@@ -128,6 +129,22 @@ def accuracy_over_uncertainty(groups: dict[str, LabelledPredictions]) -> Figure:
         _group(axis, x, y, number, name)
     axis.set(ylim=(0, 1.02), xlabel="uncertainty (a tenth of the images each)", ylabel="accuracy")
     axis.set_xlim(left=0)
+    return _with_legend(figure, axis)
+
+
+def coverage_curves(predictions: Predictions, labels: NDArray[np.int64]) -> Figure:
+    """Draws accuracy over the share of images answered, for each way to leave images out."""
+    figure = new_figure(4.6, 3.6)
+    axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
+    right = predictions.chosen == labels
+    share = np.arange(1, len(labels) + 1) / len(labels)
+    shown = share >= 0.05  # fewer images say little
+    for number, (name, doubt) in enumerate(doubts(predictions).items()):
+        curve = coverage_curve(right, doubt)
+        axis.plot(share[shown], curve[shown], color=(ORANGE, BLUE, GREY)[number], lw=1.4,
+                  ls=_STYLES[number], label=name)  # fmt: skip
+    axis.set(xlim=(0, 1.02), ylim=(None, 1.02), xlabel="share of images answered",
+             ylabel="accuracy")  # fmt: skip
     return _with_legend(figure, axis)
 
 

@@ -18,6 +18,7 @@ from solodg.runs.devices import single_device
 from solodg.runs.evaluate import protocol
 from solodg.runs.folder import read_machine
 from solodg.runs.metrics import metrics, predict
+from solodg.runs.novelty import Novelty
 from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Floats, Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
@@ -95,9 +96,14 @@ def predict_run(
     def predicted() -> Iterator[DomainPredictions]:
         for part in parts:
             scorer.to(device)
+            if predictor.novelty is not None:
+                predictor.novelty.to(device)
             give_target_images(scorer, part.images, device)
-            found = _predict_part(scorer, _draw_images(part, images), device, progress)
+            chosen = _draw_images(part, images)
+            found = _predict_part(scorer, predictor.novelty, chosen, device, progress)
             scorer.cpu()
+            if predictor.novelty is not None:
+                predictor.novelty.cpu()
             if scorer is not algorithm:  # it reads stored features; the model itself reads images
                 algorithm.load_state_dict(scorer.state_dict(), strict=False)
             yield found
@@ -106,12 +112,20 @@ def predict_run(
 
 
 def _predict_part(
-    algorithm: Algorithm, part: ScoredPart, device: torch.device, progress: Progress
+    algorithm: Algorithm,
+    novelty: Novelty | None,
+    part: ScoredPart,
+    device: torch.device,
+    progress: Progress,
 ) -> DomainPredictions:
     domain = part.images.domain_name
     with progress.bar(f"Predicting {domain}", len(part.images)) as advance:
         predictions = predict(
-            algorithm.outputs, input_batches(part.images), device=device, advance=advance
+            algorithm.outputs,
+            input_batches(part.images),
+            device=device,
+            advance=advance,
+            novelty=novelty,
         )
     return DomainPredictions(part.role, domain, part.pixels, predictions)
 

@@ -14,6 +14,7 @@ from solodg.report.charts import (
     accuracy_over_uncertainty,
     confusion,
     confusion_counts,
+    coverage_curves,
     reliability,
     training_curves,
 )
@@ -28,6 +29,7 @@ from solodg.runs.metrics_log import read_metrics
 from solodg.runs.predictions import Predictions
 from solodg.runs.site_estimate import SiteEstimate, estimate_rows, read_estimate
 from solodg.runs.tables import ROLES, metric_row, percent
+from solodg.runs.temperature import load_temperature
 
 PER_GALLERY = 6
 
@@ -64,7 +66,7 @@ def write_report(
             galleries[part.domain] = domain_galleries(predictor, projection, part, count, progress)
     targets = [part for part in parts if part.role == "target" or not unseen]
     left_out = f"unseen {', '.join(run.config.targets)}" if unseen else "trained on all domains"
-    estimate = read_estimate(folder)
+    estimate, temperature = read_estimate(folder), load_temperature(folder)
     path = output or folder / REPORT
     with progress.stage("Drawing charts and computing intervals"):
         write_page(
@@ -83,6 +85,12 @@ def write_report(
             scores=score_tables(targets, predictor.classes),
             confusions=[_confusion(part, predictor.classes) for part in targets],
             calibration=_calibration(targets, [part for part in parts if part not in targets]),
+            coverage=[
+                chart(coverage_curves(part.predictions, part.labels), f"{part.domain}", "Coverage")
+                for part in targets
+            ],
+            novelty=predictor.novelty.basis if predictor.novelty is not None else None,
+            temperature=temperature.sentence() if temperature is not None else None,
             galleries=galleries,
             projection=projection,
         )

@@ -30,6 +30,7 @@ from solodg.runs.folder import (
     read_versions,
 )
 from solodg.runs.metrics import predict
+from solodg.runs.novelty import Novelty, load_novelty
 from solodg.runs.opened_data import input_batches
 from solodg.runs.predictions import Predictions
 from solodg.runs.scored_data import ScoredPart, open_scored
@@ -141,11 +142,14 @@ def score_run(
             say=say,
         )
     model = make_adapter(adapter, algorithm, arguments).eval()
+    novelty = load_novelty(folder)
+    if novelty is not None:
+        novelty.to(device)
     if as_stream:
         unseen = [part for part in parts if part.role in UNSEEN]
         scored = _score_stream(model, unseen, stream, device, progress)
     else:
-        scored = _score_parts(model, parts, device, progress)
+        scored = _score_parts(model, parts, device, progress, novelty)
     stream_settings = stream.model_copy(update={"arguments": arguments}).model_dump()
     common = _common_fields(folder, config, data) | {
         "adapter": adapter,
@@ -226,7 +230,11 @@ def _record(scored: _ScoredDomain, common: dict[str, Any], folder: Path) -> Reco
 
 
 def _score_parts(
-    model: Adapter, parts: Sequence[ScoredPart], device: torch.device, progress: Progress
+    model: Adapter,
+    parts: Sequence[ScoredPart],
+    device: torch.device,
+    progress: Progress,
+    novelty: Novelty | None,
 ) -> list[_ScoredDomain]:
     """Scores images in order and in large batches: predictions do not depend on either."""
     scored = []
@@ -235,7 +243,9 @@ def _score_parts(
         given = give_target_images(model.algorithm, images, device)
         with progress.bar(f"Scoring {images.domain_name}", len(images)) as advance:
             batches = input_batches(images)
-            result = predict(model.probabilities, batches, device=device, advance=advance)
+            result = predict(
+                model.probabilities, batches, device=device, advance=advance, novelty=novelty
+            )
         seconds = time.perf_counter() - started
         scored.append(_ScoredDomain(role, images, result, seconds, given))
     return scored

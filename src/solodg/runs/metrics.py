@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solodg.algorithms.base import Outputs
+from solodg.runs.novelty import Novelty, with_novelty
 from solodg.runs.predictions import Floats, NotFiniteError, Predictions
 from solodg.types import Batch
 
@@ -21,19 +22,21 @@ def predict(
     *,
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] = lambda count: None,
+    novelty: Novelty | None = None,
 ) -> Predictions:
     """Runs a model over batches of its inputs and returns the predictions in their order.
 
     `model` returns probabilities (B, C), as `Algorithm.probabilities` does, or `Outputs`, as
-    `Algorithm.outputs` does; only the latter hold the probabilities before adaptation.
+    `Algorithm.outputs` does; only the latter hold the probabilities before adaptation. With
+    `novelty`, predictions have that too; the model must then read every image for itself.
     """
     parts = []
     for batch in batches:
-        result = model(batch.x.to(device))
-        tensors = (
-            (result.probabilities, result.before) if isinstance(result, Outputs) else (result,)
-        )
-        parts.append(Predictions.from_tensors(*tensors))
+        result, novel = with_novelty(model, novelty, batch.x.to(device))
+        if isinstance(result, Outputs):
+            parts.append(Predictions.from_tensors(result.probabilities, result.before, novel))
+        else:
+            parts.append(Predictions.from_tensors(result, None, novel))
         advance(len(batch.y))
     return Predictions.concatenate(parts)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Floats = NDArray[np.float64]
+NOVELTY_DIGITS = 2  # it is a share of some hundred images
 
 
 class NotFiniteError(UserError):
@@ -39,11 +40,13 @@ class Prediction:
     uncertainty: float  # 0: certain; 1: a guess
     probabilities: dict[str, float]  # by class
     before: dict[str, float] | None = None  # by class, before adaptation; None: nothing adapts
+    novelty: float | None = None  # 1: further from the sources than all of them from each other
 
     def rounded(self, digits: int) -> "Prediction":
         """Returns this prediction with every number rounded, and kept within [0, 1].
 
-        Sums of float32 may end slightly beyond that range.
+        Sums of float32 may end slightly beyond that range. Novelty gets
+        `NOVELTY_DIGITS`.
         """
 
         def short(value: float) -> float:
@@ -51,8 +54,13 @@ class Prediction:
 
         before = self.before and {name: short(value) for name, value in self.before.items()}
         after = {name: short(value) for name, value in self.probabilities.items()}
+        novelty = (
+            None
+            if self.novelty is None
+            else min(max(round(self.novelty, NOVELTY_DIGITS), 0.0), 1.0)
+        )
         return Prediction(
-            self.label, short(self.probability), short(self.uncertainty), after, before
+            self.label, short(self.probability), short(self.uncertainty), after, before, novelty
         )
 
     def to_json(self, image: str | None) -> dict[str, Any]:
@@ -62,6 +70,7 @@ class Prediction:
             "class": self.label,
             "probability": self.probability,
             "uncertainty": self.uncertainty,
+            "novelty": self.novelty,
             "probabilities": self.probabilities,
             "before": self.before,
         }
@@ -73,32 +82,42 @@ class Predictions:
 
     probabilities: Floats  # (N, C)
     before: Floats | None = None  # (N, C) before adaptation; None: nothing adapts
+    novelty: Floats | None = None  # (N,) see `runs.novelty`; None: the model does not tell
 
     def __post_init__(self) -> None:
         check_finite(self.probabilities)
         if self.before is not None:
             check_finite(self.before)
+        if self.novelty is not None:
+            check_finite(self.novelty[:, None])
 
     def __len__(self) -> int:
         return len(self.probabilities)
 
     @classmethod
     def from_tensors(
-        cls, probabilities: "Tensor", before: Union["Tensor", None] = None
+        cls,
+        probabilities: "Tensor",
+        before: Union["Tensor", None] = None,
+        novelty: Union["Tensor", None] = None,
     ) -> "Predictions":
         """Copies a model's (B, C) tensors to float64 arrays, from whatever device they are on."""
         return cls(
-            probabilities.double().cpu().numpy(),
-            None if before is None else before.double().cpu().numpy(),
+            *(
+                None if tensor is None else tensor.double().cpu().numpy()
+                for tensor in (probabilities, before, novelty)
+            )  # type: ignore[arg-type]
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Joins the predictions of consecutive batches of one model."""
         before = [part.before for part in parts if part.before is not None]
+        novelty = [part.novelty for part in parts if part.novelty is not None]
         return cls(
             np.concatenate([part.probabilities for part in parts]),  # (sum of N, C)
             np.concatenate(before) if before else None,
+            np.concatenate(novelty) if novelty else None,
         )
 
     @property
@@ -119,19 +138,24 @@ class Predictions:
 
     def of_image(self, index: int) -> "Predictions":
         """Returns the predictions of one image alone, (1, C)."""
-        before = None if self.before is None else self.before[index : index + 1]
-        return Predictions(self.probabilities[index : index + 1], before)
+        row = slice(index, index + 1)
+        before = None if self.before is None else self.before[row]
+        novelty = None if self.novelty is None else self.novelty[row]
+        return Predictions(self.probabilities[row], before, novelty)
 
     def named(self, classes: Sequence[str]) -> list[Prediction]:
         """Returns one `Prediction` per image, with the names of the classes."""
         earlier = [None] * len(self) if self.before is None else list(self.before)
+        novelty = [None] * len(self) if self.novelty is None else self.novelty.tolist()
         return [
-            _named(row, before, classes)
-            for row, before in zip(self.probabilities, earlier, strict=True)
+            _named(row, before, novel, classes)
+            for row, before, novel in zip(self.probabilities, earlier, novelty, strict=True)
         ]
 
 
-def _named(row: Floats, before: Floats | None, classes: Sequence[str]) -> Prediction:
+def _named(
+    row: Floats, before: Floats | None, novelty: float | None, classes: Sequence[str]
+) -> Prediction:
     best = int(row.argmax())
     return Prediction(
         classes[best],
@@ -139,6 +163,7 @@ def _named(row: Floats, before: Floats | None, classes: Sequence[str]) -> Predic
         float(uncertainty(row)),
         dict(zip(classes, row.tolist(), strict=True)),
         None if before is None else dict(zip(classes, before.tolist(), strict=True)),
+        novelty,
     )
 
 

@@ -20,6 +20,7 @@ from solodg.progress import Progress, Say
 from solodg.runs import checkpoint, closed_form
 from solodg.runs.begin import LEAVE_ONE_OUT, BegunRun, Setup, begin
 from solodg.runs.build import describe_model, make_backbone, make_schedule, row_store, with_rows
+from solodg.runs.calibration import calibrate
 from solodg.runs.config import SWAD, Machine, RunConfig
 from solodg.runs.devices import on_first
 from solodg.runs.fit import Schedule, fit, start
@@ -99,7 +100,20 @@ def _train_and_select(run: BegunRun, folder: Path, stop: int | None) -> None:
         # SWAD needs the validations on the way; otherwise the chosen step is the selected one.
         every = schedule.validate_every if schedule.average == SWAD else stop
         schedule = replace(schedule, stop=stop, validate_every=every)
-    _train(setup, source, schedule, folder, save_model=True)
+    algorithm = _train(setup, source, schedule, folder, save_model=True)
+    leave_out = config.pseudo_domains is None  # those made of the images are no new domains
+    on_first(
+        fabric,
+        partial(
+            calibrate,
+            folder,
+            algorithm,
+            source,
+            fabric.device,
+            seed=config.seed,
+            leave_out=leave_out,
+        ),
+    )
 
     def finish() -> None:
         selected = checkpoint.selection(folder)
@@ -125,10 +139,10 @@ def _say_all_domains(run: BegunRun, *, estimated: bool) -> None:
 
 def _train(
     setup: Setup, source: SourceData, schedule: Schedule, folder: Path, *, save_model: bool
-) -> None:
+) -> Algorithm:
     """Trains one model, from the start or from the state that a killed run left in `folder`.
 
-    Without `save_model` only its metrics are kept.
+    Without `save_model` only its metrics are kept. Returns it, with its last weights.
     """
     work, config = setup.work, setup.config
     fabric, workers = work.fabric, work.machine.workers
@@ -141,7 +155,7 @@ def _train(
     )
     if algorithm.closed_form:
         _solve(setup, algorithm, source, folder, save_model=save_model)
-        return
+        return algorithm
     augment = AUGMENTATIONS[source.kind] if config.augment else unaugmented
     centres = source.train.balanced(config.centre_images, config.seed)
     if setup.backbone.pose is not None and not on_first(fabric, (folder / STATE).is_file):
@@ -163,6 +177,7 @@ def _train(
             if step % LOG_EVERY == 0 or schedule.validates_at(step):
                 advance(0, _progress_note(losses["loss"].item(), state.best))
             advance(1)
+    return algorithm
 
 
 def _solve(

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
-from solodg.runs.predictions import NotFiniteError, Prediction
+from solodg.runs.predictions import NOVELTY_DIGITS, NotFiniteError, Prediction
 
 DIGITS = 3  # with four, 39% of the images had to be computed again, and batches were slower
+NOVELTY_TOLERANCE = 2e-4  # likewise; a difference of distances keeps fewer digits
 TOLERANCE = 1e-6  # above the largest change of a probability by a batch that was measured, 4e-7
 
 
@@ -118,7 +119,12 @@ def near_rounding_boundary(prediction: Prediction) -> bool:
     tolerance[-1] = _uncertainty_tolerance(after)
     steps = numbers * 10**DIGITS
     distance = np.abs(steps - np.floor(steps) - 0.5)
-    return bool((distance < tolerance * 10**DIGITS).any())
+    near = bool((distance < tolerance * 10**DIGITS).any())
+    if prediction.novelty is None:
+        return near
+    step = prediction.novelty * 10**NOVELTY_DIGITS
+    off = abs(step - np.floor(step) - 0.5)
+    return near or bool(off < NOVELTY_TOLERANCE * 10**NOVELTY_DIGITS)
 
 
 def _uncertainty_tolerance(probabilities: NDArray[np.float64]) -> float:

@@ -15,6 +15,12 @@ class ImagePrediction(BaseModel):
     label: str = Field(alias="class")
     probability: float = Field(ge=0, le=1)
     uncertainty: float = Field(ge=0, le=1, description="0: certain; 1: a guess.")
+    novelty: float | None = Field(
+        ge=0,
+        le=1,
+        description="Share of held-out source images that are nearer to the other source "
+        "domains than this image is to the sources, two decimals; null: there is no score.",
+    )
     probabilities: dict[str, float] = Field(description="By class.")
     before: dict[str, float] | None = Field(
         description="By class, of the classifier written from the source domains alone, before the "

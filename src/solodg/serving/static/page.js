@@ -54,7 +54,8 @@ function bar(probability, kind) {
 function show(article, prediction) {
   article.querySelector(".class").textContent = prediction.class;
   article.querySelector(".certainty").textContent =
-    `probability ${prediction.probability.toFixed(3)}, uncertainty ${prediction.uncertainty.toFixed(3)}`;
+    `probability ${prediction.probability.toFixed(3)}, uncertainty ${prediction.uncertainty.toFixed(3)}` +
+    (prediction.novelty === null ? "" : `, novelty ${prediction.novelty.toFixed(2)}`);
   const table = article.querySelector(".bars");
   table.hidden = false;
   table.classList.toggle("no-before", prediction.before === null);
