@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: install install-dev demo test lowest torture bench quick lint browser clean
+.PHONY: install install-dev demo test lowest torture bench quick lint browser web container-check release-check clean
 
 install: $(VENV)/.installed
 
@@ -28,7 +28,7 @@ demo: install
 	$(BIN)/solodg demo
 
 # Two processes of one thread each are faster on two cores than one process of two threads.
-test: install-dev lint browser
+test: install-dev lint browser web
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The lower bounds of pyproject.toml, installed in a fresh environment, and the tests that meet each
@@ -56,6 +56,18 @@ browser:
 	  echo "Installing chromium for the tests of pages"; \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
 	    chromium-driver; } >/dev/null 2>&1 || echo "No chromium: the tests of pages will skip"; \
+	fi
+
+# For the tests of `export --web`: ONNX Runtime Web, where npm is. Without it they skip.
+ORT_WEB := onnxruntime-web@1.30.0
+
+web: install-dev
+	@if command -v npm >/dev/null && \
+	  ! grep -qs '"version": "$(lastword $(subst @, ,$(ORT_WEB)))"' \
+	    $(VENV)/npm/node_modules/onnxruntime-web/package.json; then \
+	  echo "Installing $(ORT_WEB) for the tests of pages"; mkdir -p $(VENV)/npm; \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/npm $(ORT_WEB) || \
+	  echo "No ONNX Runtime Web: its tests will skip"; \
 	fi
 
 # Kills, damaged files, full disks and hostile requests: docs/reliability.md. `make torture PART=kills`
