@@ -70,6 +70,23 @@ web: install-dev
 	  echo "No ONNX Runtime Web: its tests will skip"; \
 	fi
 
+# The steps of the Dockerfile in a fresh environment, and a model served from it: minutes.
+container-check: install-dev
+	$(BIN)/python tools/container_check.py
+
+# The packages as they are published: built, checked, installed with their dependencies in a fresh
+# environment and tried outside the checkout. Minutes, and the size of torch.
+RELEASE_VENV := .venv-release
+
+release-check:
+	@rm -rf $(RELEASE_VENV) dist && $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet build twine
+	$(RELEASE_VENV)/bin/python -m build
+	$(RELEASE_VENV)/bin/twine check --strict dist/*
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
+	  "$$(ls dist/*.whl)[onnx]"
+	$(RELEASE_VENV)/bin/python tools/smoke.py
+
 # Kills, damaged files, full disks and hostile requests: docs/reliability.md. `make torture PART=kills`
 # runs one part of it; WRITE=docs/reliability.md puts the figures into the page.
 SEED ?= 0
@@ -104,4 +121,4 @@ lint: install-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(LOWEST_VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(RELEASE_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
