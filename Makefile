@@ -9,7 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Quietens a remark of mkdocs-material about the next version of mkdocs.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install install-dev demo docs test lowest torture bench quick lint browser clean
+.PHONY: install install-dev demo docs test lowest torture bench quick lint browser web container-check \
+  release-check clean
 
 install: $(VENV)/.installed
 
@@ -36,7 +37,7 @@ docs: install-dev
 	$(BIN)/python -m mkdocs build --strict
 
 # Two processes of one thread each are faster on two cores than one process of two threads.
-test: install-dev lint browser
+test: install-dev lint browser web
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The lower bounds of pyproject.toml, installed in a fresh environment, and the tests that meet each
@@ -65,6 +66,35 @@ browser:
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
 	    chromium-driver; } >/dev/null 2>&1 || echo "No chromium: the tests of pages will skip"; \
 	fi
+
+# For the tests of `export --web`: ONNX Runtime Web, where npm is. Without it they skip.
+ORT_WEB := onnxruntime-web@1.30.0
+
+web: install-dev
+	@if command -v npm >/dev/null && \
+	  ! grep -qs '"version": "$(lastword $(subst @, ,$(ORT_WEB)))"' \
+	    $(VENV)/npm/node_modules/onnxruntime-web/package.json; then \
+	  echo "Installing $(ORT_WEB) for the tests of pages"; mkdir -p $(VENV)/npm; \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/npm $(ORT_WEB) || \
+	  echo "No ONNX Runtime Web: its tests will skip"; \
+	fi
+
+# The steps of the Dockerfile in a fresh environment, and a model served from it: minutes.
+container-check: install-dev
+	$(BIN)/python tools/container_check.py
+
+# The packages as they are published: built, checked, installed with their dependencies in a fresh
+# environment and tried outside the checkout. Minutes, and the size of torch.
+RELEASE_VENV := .venv-release
+
+release-check:
+	@rm -rf $(RELEASE_VENV) dist && $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet build twine
+	$(RELEASE_VENV)/bin/python -m build
+	$(RELEASE_VENV)/bin/twine check --strict dist/*
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
+	  "$$(ls dist/*.whl)[onnx]"
+	$(RELEASE_VENV)/bin/python tools/smoke.py
 
 # Kills, damaged files, full disks and hostile requests: docs/reliability.md. `make torture PART=kills`
 # runs one part of it; WRITE=docs/reliability.md puts the figures into the page.
@@ -100,4 +130,5 @@ lint: install-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(LOWEST_VENV) build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(RELEASE_VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache \
+	  .ruff_cache .hypothesis

@@ -115,7 +115,7 @@ MODULES = {
     "predict": """
         __init__ base external_data
         csv_rows onnx torch
-        export exported_site
+        export exported_site web_page
     """,
     "bench": """
         __init__ cell records row verify yaml_file

@@ -380,7 +380,7 @@ def test_the_server_says_what_it_serves_and_counts(server, model, picture: bytes
 
 
 def test_pages_need_nothing_from_elsewhere(server) -> None:
-    for path in ("", "docs", "page.js", "page.css"):
+    for path in ("", "docs", "page.js", "results.js", "page.css"):
         response = httpx.get(f"{server.url}/{path}")
         assert response.status_code == 200
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]

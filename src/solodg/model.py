@@ -246,6 +246,20 @@ class Model(ImagePredictor):
 
         return export_onnx(self.predictor, Path(path))
 
+    def export_web(self, folder: str | Path, onnxruntime_web: str | Path | None = None) -> int:
+        """Writes a page that classifies images in the browser; returns the bytes of its files.
+
+        `onnxruntime_web` is the folder of that npm package, if it is not in `node_modules` here.
+        """
+        from solodg.predict.web_page import write_web_page
+
+        package, onnx = Path(onnxruntime_web) if onnxruntime_web else None, self._path
+        with tempfile.TemporaryDirectory(prefix="solodg-") as scratch:
+            if self.folder is not None:
+                onnx = Path(scratch) / "model.onnx"
+                self.export(onnx)
+            return write_web_page(onnx, self._path.resolve().name, Path(folder), package)
+
     def serve(
         self,
         host: str = "127.0.0.1",

@@ -25,8 +25,12 @@ from solodg.serving.service import Draw, Service
 from solodg.serving.settings import ServerSettings
 from solodg.serving.uploads import FORM, RAW
 
-_PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
-         "/page.css": ("page.css", "text/css")}  # fmt: skip
+_PAGE = {
+    "/": ("solodg.serving", "page.html", "text/html"),
+    "/page.js": ("solodg.serving", "page.js", "text/javascript"),
+    "/results.js": ("solodg.figures", "results.js", "text/javascript"),
+    "/page.css": ("solodg.figures", "page.css", "text/css"),
+}
 # The browser loads nothing for the page from any other host.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -180,8 +184,8 @@ def _token_guard(token: str) -> Any:
 
 
 def _add_page(app: FastAPI) -> None:
-    for path, (file, kind) in _PAGE.items():
-        app.add_route(path, _static(file, kind), include_in_schema=False)
+    for path, (package, file, kind) in _PAGE.items():
+        app.add_route(path, _static(package, file, kind), include_in_schema=False)
 
     async def docs(_: Request) -> Response:
         return HTMLResponse(docs_page(app.openapi()), headers=_PAGE_HEADERS)
@@ -189,8 +193,8 @@ def _add_page(app: FastAPI) -> None:
     app.add_route("/docs", docs, include_in_schema=False)
 
 
-def _static(file: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("solodg.serving").joinpath("static", file).read_bytes()
+def _static(package: str, file: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files(package).joinpath("static", file).read_bytes()
 
     async def send(_: Request) -> Response:
         return Response(content, media_type=kind, headers=_PAGE_HEADERS)

@@ -1,11 +1,7 @@
-"use strict";
-// One request per image, one after another: a broken file rejects no other image.
+import { acceptImages, element, modelText } from "./results.js";
 
-const SHOWN_CLASSES = 12;
-const element = (id) => document.getElementById(id);
 let token = "";
 let explains = false;
-let queue = Promise.resolve();
 
 async function send(path, options = {}) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -37,55 +33,8 @@ async function predict(file) {
   }
 }
 
-function bar(probability, kind) {
-  const cell = document.createElement("td");
-  const line = document.createElement("div");
-  line.className = `bar ${kind}`;
-  const drawn = document.createElement("span");
-  drawn.style.width = `${75 * probability}%`;
-  const written = document.createElement("span");
-  written.textContent = `${(100 * probability).toFixed(1)}%`;
-  line.append(drawn, written);
-  cell.append(line);
-  if (kind === "earlier") cell.classList.add("before");
-  return cell;
-}
-
-function show(article, prediction) {
-  article.querySelector(".class").textContent = prediction.class;
-  article.querySelector(".certainty").textContent =
-    `probability ${prediction.probability.toFixed(3)}, uncertainty ${prediction.uncertainty.toFixed(3)}` +
-    (prediction.novelty === null ? "" : `, novelty ${prediction.novelty.toFixed(2)}`);
-  const table = article.querySelector(".bars");
-  table.hidden = false;
-  table.classList.toggle("no-before", prediction.before === null);
-  const before = prediction.before ?? {};
-  const order = Object.keys(prediction.probabilities).sort(
-    (a, b) => prediction.probabilities[b] - prediction.probabilities[a]);
-  for (const name of order.slice(0, SHOWN_CLASSES)) {
-    const row = document.createElement("tr");
-    row.classList.toggle("chosen", name === prediction.class);
-    const head = document.createElement("th");
-    head.scope = "row";
-    head.textContent = name;
-    row.append(head, bar(before[name] ?? 0, "earlier"), bar(prediction.probabilities[name], ""));
-    table.tBodies[0].append(row);
-  }
-}
-
-function begin(file) {
-  const article = element("result").content.firstElementChild.cloneNode(true);
-  article.querySelector(".bars").hidden = true;
-  article.querySelector(".name").textContent = file.name;
-  const preview = article.querySelector(".preview");
-  preview.alt = file.name;
-  preview.src = URL.createObjectURL(file);
-  preview.onload = preview.onerror = () => URL.revokeObjectURL(preview.src);
-  element("results").prepend(article);
-  return article;
-}
-
 async function explain(file, article) {
+  if (!explains) return;
   const form = new FormData();
   form.append("images", file);
   const response = await send("explain", { method: "POST", body: form });
@@ -97,59 +46,19 @@ async function explain(file, article) {
   article.querySelector(".figure").append(figure);
 }
 
-async function process(file, article) {
-  try {
-    show(article, await predict(file));
-    if (explains) await explain(file, article);
-  } catch (error) {
-    const problem = article.querySelector(".problem");
-    problem.textContent = error.message;
-    problem.hidden = false;
-  }
-}
-
-function add(files) {
-  const added = [...files].map((file) => [file, begin(file)]);
-  if (!added.length) return;
-  queue = queue.then(async () => {
-    element("status").textContent = "Predicting...";
-    for (const [file, article] of added) await process(file, article);
-    element("status").textContent = `${added.length} ${added.length === 1 ? "image" : "images"} done`;
-  });
-}
-
 async function describeModel() {
   const response = await send("model");
   if (!response.ok) return;
   const { name, model, ...rest } = await response.json();
   explains = rest.explains;
-  element("model").textContent = `${name}: ${model.algorithm} on ${model.backbone}, ` +
-    `trained on ${model.source_domains.join(", ")}; ${model.classes.length} classes. ` +
-    "Each image is classified on its own.";
+  element("model").textContent = modelText(name, model);
 }
 
-element("files").addEventListener("change", (event) => {
-  add(event.target.files);
-  event.target.value = ""; // the same file may be chosen again
-});
+acceptImages(predict, explain);
 element("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token = element("token").value;
   element("token-form").hidden = true;
   describeModel();
 });
-const drop = element("drop");
-for (const kind of ["dragenter", "dragover"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-}
-for (const kind of ["dragleave", "drop"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    drop.classList.remove("over");
-  });
-}
-document.addEventListener("drop", (event) => add(event.dataTransfer.files));
 describeModel();
