@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 # A module may import from the rows above its own and from no other: rows above it here, for another
 # package; rows above it in `MODULES`, for its own. Members of one row do not know each other.
 PACKAGES = """
-errors inference progress seeding torchvision_shim types
+errors inference progress seeding torchvision_shim types window
 pixels readings storage
 models data figures
 algorithms

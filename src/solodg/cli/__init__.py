@@ -1,7 +1,6 @@
 """The command line. Commands import slow modules only when they run, so that --help is quick."""
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -63,6 +62,8 @@ USER_MISTAKE = 2
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         out.print(f"solodg {version('solodg')}")
         raise typer.Exit
 

@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from solodg.data.summary import DataSummary
 
 MAX_CLASSES, MAX_DOMAINS = 12, 8  # that have a row or a column of their own
@@ -49,10 +50,12 @@ def _table(summary: "DataSummary") -> Table:
     return table
 
 
-def _bounded(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+def _bounded(counts: "NDArray[np.int64]", limit: int) -> "NDArray[np.int64]":
     """Returns the first `limit` rows, and the sum of the others as one more."""
     if len(counts) <= limit:
         return counts
+    import numpy as np  # late: `solodg --help` does without
+
     return np.concatenate([counts[:limit], counts[limit:].sum(0, keepdims=True)])
 
 
@@ -64,7 +67,7 @@ def _bounded_names(names: list[str], limit: int, kind: str) -> list[str]:
 
 def _empty_cells(summary: "DataSummary") -> list[str]:
     """Says in how many domains a class has no image, with an example."""
-    domains, classes = np.nonzero(summary.counts == 0)
+    domains, classes = (summary.counts == 0).nonzero()
     if len(domains) == 0:
         return []
     example = f"{summary.classes[classes[0]]} in {summary.domains[domains[0]]}"

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from solodg.pixels import EXTENSIONS, BadImageError, Window, decode_pixels
+from solodg.pixels import EXTENSIONS, BadImageError, decode_pixels
+from solodg.window import Window
 
 __all__ = ["EXTENSIONS", "BadImageError", "Window", "decode", "guessed_note"]
 

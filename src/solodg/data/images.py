@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from solodg.data.decode import BadImageError, Window, decode
+from solodg.data.decode import BadImageError, decode
+from solodg.window import Window
 
 Indices = Sequence[int] | np.ndarray
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from solodg.data.decode import Window
 from solodg.data.domains import DomainDataset
 from solodg.data.images import MemoryBudget
+from solodg.window import Window
 
 DEFAULT_MEMORY_GB = 4.0
 

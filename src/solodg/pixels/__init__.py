@@ -16,11 +16,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from solodg.errors import UserError
 from solodg.pixels.dicom import ENDINGS, is_dicom, read_dicom
+from solodg.window import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Window = tuple[float, float]  # pixel values that become black and white
 ImageLike = Union[str, Path, bytes, Image.Image, NDArray[Any], "Tensor"]
 Pixels = NDArray[np.uint8]
 
@@ -50,13 +50,6 @@ class DecodeLimits:
 
     max_pixels: int
     formats: tuple[str, ...] = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-
-
-def ordered_window(window: Window | None) -> Window | None:
-    """Returns the window; raises `ValueError` if its ends are not in order."""
-    if window is not None and window[0] >= window[1]:
-        raise ValueError("the first number must be below the second")
-    return window
 
 
 def decode_pixels(

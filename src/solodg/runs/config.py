@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from solodg.inference import MAX_IMAGE_SIZE
-from solodg.pixels import ordered_window
 from solodg.readings import as_image_norm
 from solodg.runs.machine import Machine as Machine
 from solodg.runs.option import option, weight_average_of
+from solodg.window import ordered_window
 
 Decay = Literal["cosine", "constant", "step"]
 SWAD: Literal["swad"] = "swad"  # dense average of the weights: runs/dense_average.py

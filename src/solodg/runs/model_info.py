@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
-from solodg.pixels import ordered_window
 from solodg.readings import Reading
+from solodg.window import ordered_window
 
 # That this version reads. The second names only the arguments that were given; in the second and
 # the third, `solo_plus` is what is called `solo_code` now.
