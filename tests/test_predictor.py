@@ -1,5 +1,6 @@
 """`solodg.load(run).predict(image)`: every way to hand over an image gives the same answer."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 import solodg
 from solodg.errors import UserError
+from solodg.predict.torch import Predictor
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.train import train_run
 from solodg.storage import read_json, write_json
@@ -108,3 +110,33 @@ def test_nothing_in_a_model_is_pickled(run: Path) -> None:
     for path in run.iterdir():
         if path.is_file():
             assert path.suffix in {".json", ".jsonl", ".safetensors", ".md"}
+
+
+def test_the_next_batch_is_decoded_while_this_one_is_computed(
+    run: Path, picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = Predictor.load(run)
+    monkeypatch.setattr(Predictor, "batch_size", 2)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    paths = [picture[0], tmp_path / "bad.png", picture[0], picture[0], picture[0]]
+    decoded, ahead = [], []
+    pixels, compute = predictor.pixels, predictor.compute
+
+    def recorded(image):
+        decoded.append(image)
+        return pixels(image)
+
+    def waiting(batch):
+        wanted = min(len(paths), 2 * (len(ahead) + 2))  # this batch and the next
+        deadline = time.monotonic() + 20
+        while len(decoded) < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ahead.append(len(decoded))
+        return compute(batch)
+
+    monkeypatch.setattr(predictor, "pixels", recorded)
+    monkeypatch.setattr(predictor, "compute", waiting)
+    found = list(predictor.predict_each(paths))
+    assert ahead == [4, 5, 5]
+    assert [isinstance(one, UserError) for one in found] == [False, True, False, False, False]
+    assert {one.label for one in found if not isinstance(one, UserError)} == {found[0].label}

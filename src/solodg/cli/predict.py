@@ -68,12 +68,14 @@ def predict(
 def _results(
     predictor: "ImagePredictor", paths: list[str], progress: "Progress"
 ) -> Iterator["Result"]:
-    """Yields each image with its prediction or its error, a batch at a time."""
+    """Yields each image with its prediction or its error."""
+    from solodg.runs.predictions import NotFiniteError
+
     with progress.bar("Predicting", len(paths)) as advance:
-        for start in range(0, len(paths), predictor.batch_size):
-            chunk = paths[start : start + predictor.batch_size]
-            yield from _predict_readable(predictor, chunk)
-            advance(len(chunk))
+        for path, found in zip(paths, predictor.predict_each(paths), strict=True):
+            named = isinstance(found, NotFiniteError)
+            yield path, UserError(f"{path}: {found}") if named else found
+            advance(1)
 
 
 def _write_csv(file: Path, results: Iterator["Result"], classes: list[str]) -> list[UserError]:
@@ -152,21 +154,3 @@ def image_paths(arguments: list[str]) -> list[str]:
     if not paths:
         raise UserError("no images given: name files or folders, or pipe a list of files to -.")
     return paths
-
-
-def _predict_readable(predictor: "ImagePredictor", paths: list[str]) -> list["Result"]:
-    """Predicts one batch; if an image is bad, one by one, with its error in place of a result."""
-    from solodg.runs.predictions import NotFiniteError
-
-    try:
-        return list(zip(paths, predictor.predict(paths), strict=True))
-    except UserError:
-        results: list[Result] = []
-        for path in paths:
-            try:
-                results.append((path, predictor.predict(path)))
-            except NotFiniteError as error:
-                results.append((path, UserError(f"{path}: {error}")))
-            except UserError as error:
-                results.append((path, error))
-        return results

@@ -5,7 +5,8 @@ same predictions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import overload
 
@@ -16,7 +17,7 @@ from solodg.errors import UserError
 from solodg.inference import inference_batch_size
 from solodg.pixels import ImageLike, Pixels, pixels_of
 from solodg.runs.model_info import ModelInfo
-from solodg.runs.predictions import Prediction, Predictions
+from solodg.runs.predictions import NotFiniteError, Prediction, Predictions
 
 
 class ImagePredictor(ABC):
@@ -67,11 +68,54 @@ class ImagePredictor(ABC):
             "from."
         )
 
+    def predict_each(self, images: Sequence[ImageLike]) -> Iterator[Prediction | UserError]:
+        """Yields the prediction of each image, or the error of one that cannot be predicted.
+
+        The next batch is decoded while the model computes this one.
+        """
+        size = self.batch_size
+        chunks = [images[start : start + size] for start in range(0, len(images), size)]
+        with ThreadPoolExecutor(1) as decoder:
+            ahead = [decoder.submit(self._decoded, chunk) for chunk in chunks[:1]]
+            for place in range(len(chunks)):
+                decoded = ahead.pop().result()
+                ahead += [decoder.submit(self._decoded, c) for c in chunks[place + 1 : place + 2]]
+                yield from self._predict_decoded(decoded)
+
+    def _decoded(self, images: Sequence[ImageLike]) -> list[Pixels | UserError]:
+        """Returns the pixels of each image, or the error of one that cannot be read."""
+        results: list[Pixels | UserError] = []
+        for image in images:
+            try:
+                results.append(self.pixels(image))
+            except UserError as error:
+                results.append(error)
+        return results
+
+    def _predict_decoded(
+        self, decoded: list[Pixels | UserError]
+    ) -> Iterator[Prediction | UserError]:
+        """Yields the predictions of one batch; if one is not finite, of each image on its own."""
+        pixels = [found for found in decoded if not isinstance(found, UserError)]
+        try:
+            answers = self.predict_pixels(np.stack(pixels)) if pixels else []  # (B, channels, H, W)
+        except NotFiniteError as error:
+            if len(decoded) == 1:
+                yield error
+                return
+            for found in decoded:
+                yield from self._predict_decoded([found])
+            return
+        predicted = iter(answers)
+        for found in decoded:
+            yield found if isinstance(found, UserError) else next(predicted)
+
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
-        for start in range(0, len(images), self.batch_size):
-            chunk = [self.pixels(image) for image in images[start : start + self.batch_size]]
-            results += self.predict_pixels(np.stack(chunk))  # (B, channels, H, W)
+        for found in self.predict_each(images):
+            if isinstance(found, UserError):
+                raise found
+            results.append(found)
         return results
 
     def pixels(self, image: ImageLike) -> Pixels:
