@@ -89,7 +89,8 @@ MODULES = {
         __init__ allocator cache_folder option row_files
         machine
         config model_info origin predictions statistics stored_arguments
-        defaults dense_average devices metrics metrics_log named_settings presets
+        defaults dense_average devices loggers metrics named_settings presets
+        metrics_log
         class_metrics
         bootstrap
         scores
