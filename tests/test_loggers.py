@@ -76,14 +76,16 @@ def test_wandb_offline_has_the_metrics_and_the_settings_without_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    settings = {"dataset": "own", "steps": 4}
-    write(tmp_path / "first", ["wandb"], settings=settings)
-    write(tmp_path / "first", ["wandb"], [{"step": 30, "loss": 0.125}], settings=settings)
-    files = sorted((tmp_path / "first" / "wandb").glob("offline-run-*/run-*.wandb"))
-    identity = json.loads((tmp_path / "first" / "loggers.json").read_text())["wandb"]
+    write(tmp_path, ["wandb"], settings={"dataset": "own", "steps": 4})
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    identity = json.loads((tmp_path / "loggers.json").read_text())["wandb"]
+    assert file.stem == f"run-{identity}"
+    content = file.read_bytes()
+    assert all(text in content for text in (b"0.25", b"val_accuracy", b"own", b"solodg"))
+    write(tmp_path, ["wandb"], [{"step": 30, "loss": 0.125}])
+    # Within one second the second folder takes the place of the first.
+    files = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert {file.stem for file in files} == {f"run-{identity}"}
-    content = b"".join(file.read_bytes() for file in files)
-    assert all(text in content for text in (b"0.125", b"val_accuracy", b"own", b"solodg"))
 
 
 def test_mlflow_in_a_folder_continues_its_run(
