@@ -20,7 +20,7 @@ algorithms
 adapters
 runs
 predict sklearn
-bench explain
+bench explain hub
 report serving
 model
 __init__ demo
@@ -100,7 +100,8 @@ MODULES = {
         map_cache
         target_images stream
         folder opened_data build checkpoint settings_text
-        site_estimate
+        site_estimate stored_scores
+        card_metadata
         clock domain_rotations scored_data validation
         open_parts operating_point site_data workplace
         begin evidence selection
@@ -129,6 +130,11 @@ MODULES = {
         figure
         drawer swap_study
     """,
+    "hub": """
+        __init__ names
+        download files
+        push
+    """,
     "report": """
         __init__ predictions
         charts facts galleries score_tables
@@ -146,7 +152,7 @@ MODULES = {
     "cli": """
         config_options console devices options write_errors
         data_table
-        cache train predict datasets demo bench export report serve study
+        cache train predict datasets demo bench export push report serve study
         evaluate explain
         __init__
     """,

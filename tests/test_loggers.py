@@ -75,8 +75,11 @@ def test_a_continued_csv_file_has_every_line_once(tmp_path: Path) -> None:
 def test_wandb_offline_has_the_metrics_and_the_settings_without_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     write(tmp_path, ["wandb"], settings={"dataset": "own", "steps": 4})
+    wandb.teardown()  # waits for its process, which writes the file
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     identity = json.loads((tmp_path / "loggers.json").read_text())["wandb"]
     assert file.stem == f"run-{identity}"

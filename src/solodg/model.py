@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solodg.errors import UserError, missing_extra
+from solodg.hub.download import local_run
 from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.onnx import OnnxPredictor, is_onnx
 from solodg.progress import stderr_output
-from solodg.runs.named_settings import named_settings
+from solodg.runs.named_settings import as_domains, checked_name, named_settings
 from solodg.runs.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -75,13 +76,15 @@ def train(
     is_path = isinstance(data, str | Path)
     if is_path and name is not None:
         raise UserError(f"name={name!r} is for data in memory: {data} has a name already.")
-    dataset = str(data) if is_path else f"{IN_MEMORY}{_checked_name(name)}"
+    dataset = (
+        str(data) if is_path else f"{IN_MEMORY}{checked_name(_NAME if name is None else name)}"
+    )
     if estimate and not is_path:
         raise UserError(
             "estimate=True opens the data once for each domain: write images in memory to a folder "
             "domain/class/image, or give a CSV of their paths."
         )
-    config, machine = named_settings(dataset, _domains(target), options, taken=_ARGUMENTS)
+    config, machine = named_settings(dataset, as_domains(target), options, taken=_ARGUMENTS)
     if output is None and (resume or config.devices != "1" or config.num_nodes > 1):
         raise UserError("resume, and training on several devices, need a folder: give output.")
     resolved = resolve(config)
@@ -91,7 +94,7 @@ def train(
         held = load_in_memory(
             data,
             loading,
-            name=_checked_name(name),
+            name=checked_name(_NAME if name is None else name),
             skip_bad_images=resolved.skip_bad_images,
             progress=progress,
         )
@@ -116,8 +119,10 @@ def train(
 def load(path: str | Path) -> "Model":
     """Loads the model of a run folder or of an exported file: `solodg.load(run).predict(image)`.
 
+    `hf://owner/name` is a run on the Hugging Face Hub, `hf://owner/name@v1` one of its revisions.
     The model is on the CPU until it is moved. An exported file does not need torch.
     """
+    path = local_run(path)
     if is_onnx(path):
         return Model(OnnxPredictor.load(path), Path(path))
     from solodg.predict.torch import Predictor
@@ -227,6 +232,28 @@ class Model(ImagePredictor):
             os.replace(copy, path)
         return path
 
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        public: bool = False,
+        licence: str | None = None,
+        onnx: bool = True,
+        message: str | None = None,
+    ) -> str:
+        """Pushes the run to the Hugging Face Hub; returns the address of the commit.
+
+        `name` is "owner/name"; a new repository is private unless `public`. It gets weights and
+        description, records, the exported file (unless `onnx` is false) and the model card, which
+        names `licence` as that of the weights. Paths of this machine are not pushed.
+        """
+        if self.folder is None:
+            raise UserError(f"{self._path} is an exported file: push the run it was made from.")
+        from solodg.hub.push import push_run
+
+        settings = {"public": public, "licence": licence, "onnx": onnx, "message": message}
+        return push_run(self.folder, name, **settings)  # type: ignore[arg-type]
+
     def export(self, path: str | Path) -> float:
         """Writes the model as one ONNX file, with its adaptation; `solodg.load(path)` loads it.
 
@@ -264,19 +291,6 @@ class Model(ImagePredictor):
         name = self._path.resolve().name
         limits = settings or ServerSettings()
         serve(self.predictor, name, limits, host=host, port=port, draw=draw, say=say)
-
-
-def _checked_name(name: str | None) -> str:
-    name = _NAME if name is None else name
-    if not name or Path(name).name != name:
-        raise UserError(f"name={name!r}: the name of data in memory is not empty and has no slash.")
-    return name
-
-
-def _domains(target: str | Sequence[str] | None) -> tuple[str, ...]:
-    if target is None:
-        return ()
-    return tuple(map(str, target)) if isinstance(target, list | tuple) else (str(target),)
 
 
 def _temporary_folder() -> tuple[Path, Path]:

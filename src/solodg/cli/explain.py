@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
-from solodg.cli.options import Accelerator, MovedData, MovedDataDir, Precision
+from solodg.cli.options import RUN, Accelerator, MovedData, MovedDataDir, Precision
 from solodg.errors import UserError
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; of any algorithm.")],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
@@ -36,22 +36,24 @@ def explain(
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import stored_projection
     from solodg.figures.style import png, svg
+    from solodg.hub.download import local_run
     from solodg.progress import BarProgress
     from solodg.runs.folder import moved_machine
     from solodg.runs.predictions import NotFiniteError
     from solodg.storage import write_atomically
 
-    predictor = load_run(run, accelerator, precision)
+    source = local_run(run)
+    predictor = load_run(source, accelerator, precision)
     paths = image_paths(images)
     projection = stored_projection(
-        run,
+        source,
         predictor,
-        moved_machine(run, data_dir),
+        moved_machine(source, data_dir),
         dataset=dataset,
         progress=BarProgress(err),
         say=err.print,
     )
-    folder = output or run / "explain"
+    folder = output or source / "explain"
     failed: list[UserError] = []
     used: set[str] = set()
     for path in paths:

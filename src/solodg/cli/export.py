@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import out
+from solodg.cli.options import RUN
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The file to write.")],
 ) -> None:
     """Write a model as one ONNX file: images in, probabilities out, adaptation included.

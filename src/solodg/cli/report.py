@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import err, out
-from solodg.cli.options import MovedData, MovedDataDir
+from solodg.cli.options import RUN, MovedData, MovedDataDir
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; of any algorithm.")],
     output: Annotated[
         Path | None, typer.Option(help="The page.  [dim]default: RUN/report.html[/dim]")
     ] = None,
@@ -27,13 +27,15 @@ def report(
 
     The page needs no network and no other file: send it, open it anywhere.
     """
+    from solodg.hub.download import local_run
     from solodg.progress import BarProgress
     from solodg.report.run_page import write_report
     from solodg.runs.folder import moved_machine
 
+    folder = local_run(run)
     path = write_report(
-        run,
-        moved_machine(run, data_dir),
+        folder,
+        moved_machine(folder, data_dir),
         output=output,
         dataset=dataset,
         images=images,
