@@ -53,9 +53,10 @@ MODULES = {
         labelled_images resampling
         domains
         episodes loading pseudo_domains rotation shifts summary
-        folder rotated toy
+        columns folder rotated stored_images toy
         image_table lab office_home pacs svhn_mnist
-        in_memory manifest
+        arrow_file held_rows manifest
+        in_memory
         site
         __init__
     """,

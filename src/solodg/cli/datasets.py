@@ -9,16 +9,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from solodg.cli.config_options import options_of, with_options
 from solodg.cli.console import out
 from solodg.cli.data_table import print_data
+from solodg.errors import UserError
+from solodg.runs.config import RunConfig
+from solodg.runs.option import pairs_of
 
 
+@with_options(*options_of(RunConfig, "columns", "split_values"))
 def datasets(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Show what this dataset holds: a name, a folder domain/class/image, or a CSV "
-            "manifest. Nothing is trained."
+            help="Show what this dataset holds: a name, a folder domain/class/image, or a CSV, "
+            "Parquet or Arrow file. Nothing is trained."
         ),
     ] = None,
     data_dir: Annotated[
@@ -26,6 +31,7 @@ def datasets(
         typer.Option(help="Folder to look in.  [dim]default: $SOLODG_DATA or data[/dim]"),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **options: Any,
 ) -> None:
     """List the known datasets, where they were found, and how to get those that were not.
 
@@ -36,7 +42,8 @@ def datasets(
 
     folder = data_dir or default_data_dir()
     if data is not None:
-        _show_dataset(data, folder, as_json=json_)
+        pairs = {name: given_pairs(name, options[name]) for name in ("columns", "split_values")}
+        _show_dataset(data, folder, pairs, as_json=json_)
         return
     rows: list[dict[str, Any]] = [
         {
@@ -60,12 +67,31 @@ def datasets(
     out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")
 
 
-def _show_dataset(name: str, folder: Path, *, as_json: bool) -> None:
+def given_pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
+    """Reads NAME=VALUE options; raises `UserError` that names the option of a wrong one."""
+    try:
+        pairs: dict[str, str] | None = pairs_of(texts or None)
+    except ValueError as error:
+        flag = "--column" if name == "columns" else "--split-value"
+        raise UserError(f"{flag} {texts!r}: {error}.") from error
+    return pairs
+
+
+def _show_dataset(
+    name: str, folder: Path, columns: dict[str, dict[str, str] | None], *, as_json: bool
+) -> None:
     from solodg.data import Loading, dataset_spec
     from solodg.data.summary import summarise
 
     spec = dataset_spec(name)
-    dataset = spec.load(Loading(folder, image_size=spec.image_size, channels=spec.channels))
+    loading = Loading(
+        folder,
+        image_size=spec.image_size,
+        channels=spec.channels,
+        columns=columns.get("columns") or {},
+        split_values=columns.get("split_values") or {},
+    )
+    dataset = spec.load(loading)
     summary = summarise(dataset)
     if as_json:
         sys.stdout.write(json.dumps(summary.as_json(), indent=2) + "\n")

@@ -24,6 +24,16 @@ def option(
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
+def pairs_of(value: Any) -> Any:
+    """Reads a dictionary of texts that is given as texts NAME=VALUE; None stays None."""
+    if value is None or isinstance(value, dict):
+        return value
+    pairs = [str(text).partition("=") for text in value]
+    if not all(name and sign and text for name, sign, text in pairs):
+        raise ValueError("expected NAME=VALUE, e.g. label=tumor")
+    return {name: text for name, _, text in pairs}
+
+
 def weight_average_of(value: Any) -> float | str | None:
     """Reads the decay of a moving average, or `swad`; raises `ValueError` for anything else."""
     if value is None or value == "swad":
