@@ -48,12 +48,12 @@ MODULES = {
         __init__
     """,
     "data": """
-        decode idx splits transforms
+        decode fetch idx splits transforms
         images listing
         labelled_images resampling
         domains
         episodes loading pseudo_domains rotation shifts summary
-        columns folder rotated stored_images toy
+        columns folder recipes rotated stored_images toy
         image_table lab office_home pacs svhn_mnist
         arrow_file held_rows manifest
         in_memory
@@ -133,7 +133,8 @@ MODULES = {
     """,
     "hub": """
         __init__ names
-        download files
+        files
+        download
         push
     """,
     "report": """

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from solodg.cli.config_options import options_of, with_options
-from solodg.cli.console import out
+from solodg.cli.console import err, out
 from solodg.cli.data_table import print_data
-from solodg.errors import UserError
+from solodg.errors import UserError, unknown_name
 from solodg.runs.config import RunConfig
 from solodg.runs.option import pairs_of
 
@@ -26,9 +26,24 @@ def datasets(
             "Parquet or Arrow file. Nothing is trained."
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="After [bold]get[/bold]: the dataset to fetch, by name."),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder to look in.  [dim]default: $SOLODG_DATA or data[/dim]"),
+    ] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="With get: accept the licence that it names.")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="With get: an address below which the files lie, in place of the published ones.",
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **options: Any,
@@ -36,11 +51,17 @@ def datasets(
     """List the known datasets, where they were found, and how to get those that were not.
 
     With DATA, count the images of one dataset by class and domain, and say what is left out of it
-    and why.
+    and why. [bold]solodg datasets get NAME[/bold] fetches a dataset into the data folder, where
+    that is permitted; a fetch that broke off goes on with the same command.
     """
     from solodg.data import DATASETS, default_data_dir
 
     folder = data_dir or default_data_dir()
+    if data == "get" and (name is not None or not Path(data).exists()):
+        _get(name, folder, accept_licence=accept_licence, source=source)
+        return
+    if name is not None:
+        raise UserError(f"{data} {name}: give one dataset, or `solodg datasets get NAME`.")
     if data is not None:
         pairs = {name: given_pairs(name, options[name]) for name in ("columns", "split_values")}
         _show_dataset(data, folder, pairs, as_json=json_)
@@ -65,6 +86,29 @@ def datasets(
         table.add_row(Text(row["name"], style="bold"), ", ".join(row["domains"]), found)
     out.print(table)
     out.print("Own images: a folder domain/class/image, or a CSV with columns path, label, domain.")
+
+
+def _get(name: str | None, folder: Path, *, accept_licence: bool, source: str | None) -> None:
+    from solodg.data import DATASETS
+    from solodg.data.recipes import RECIPES, get_dataset
+    from solodg.progress import BarProgress
+
+    if name is None or name not in DATASETS:
+        hint = f"Can be fetched: {', '.join(sorted(RECIPES))}."
+        raise unknown_name("dataset", name or "", DATASETS, hint)
+    spec = DATASETS[name]
+    if name not in RECIPES and spec.find(Path("/nowhere")):
+        raise UserError(f"{spec.title} needs no files: it is drawn when it is needed.")
+    found = get_dataset(
+        spec,
+        folder,
+        BarProgress(err),
+        err.print,
+        accept_licence=accept_licence,
+        base=source,
+    )
+    out.print(f"Fetched {spec.title}: {found}")
+    out.print(f"Next: solodg datasets {name} --data-dir {folder}", style="dim")
 
 
 def given_pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
