@@ -122,7 +122,8 @@ def test_the_final_model_is_trained_on_all_sites_and_says_so(run: Path, said: li
 
 def test_the_model_card_has_the_sites_the_choices_and_the_estimate(run: Path) -> None:
     card = (run / "README.md").read_text()
-    assert card.startswith("# solo_plus on scans\n")
+    assert card.startswith("---\n")
+    assert card.split("---\n", 2)[2].startswith("\n# solo_plus on scans\n")
     assert "all that the data has" in card
     assert all(f"{site} (40 images)" in card for site in SITES)
     assert "classes: benign, malign" in card

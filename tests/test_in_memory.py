@@ -202,7 +202,6 @@ NO_DOMAIN = [*DOMAINS[:5], None, *DOMAINS[6:]]
         (hugging_face().remove_columns("domain"), "the Dataset has no column 'domain'"),
         (hugging_face().select([]), "the Dataset lists no images"),
         (datasets.DatasetDict(train=hugging_face()), r"parts train: give one .* data\['train'\]"),
-        (hugging_face().to_iterable_dataset(), "data of type IterableDataset: expected a path"),
         (items(domains=NO_DOMAIN), "the dataset, item 5: domain is empty"),
         (items([*PIXELS[:11], PIXELS[0] * 2.0]), "item 11: float images must lie in"),
         (items([*PIXELS[:11], 5]), "item 11: an image of type int"),

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from solodg.model import Model, load, train
+    from solodg.model import Model, load
     from solodg.sklearn import SoloClassifier
+    from solodg.training import train
 
 __all__ = ["Model", "SoloClassifier", "__version__", "load", "train"]
 # Imported on first use: `SoloClassifier` imports torch.
@@ -14,7 +15,7 @@ _MODULES = {
     "Model": "solodg.model",
     "SoloClassifier": "solodg.sklearn",
     "load": "solodg.model",
-    "train": "solodg.model",
+    "train": "solodg.training",
 }
 
 

@@ -1,4 +1,4 @@
-"""Trains and loads models in Python: `solodg.train`, `solodg.load` and what they return, `Model`.
+"""Models in Python: `solodg.load`, and what it and `solodg.train` return, `Model`.
 
 This module does not import torch: a model that was exported to a file does without it.
 """
@@ -6,8 +6,6 @@ This module does not import torch: a model that was exported to a file does with
 import os
 import shutil
 import tempfile
-import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solodg.errors import UserError, missing_extra
+from solodg.hub.download import local_run
 from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.onnx import OnnxPredictor, is_onnx
 from solodg.progress import stderr_output
-from solodg.runs.named_settings import named_settings
 from solodg.runs.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -30,102 +28,14 @@ if TYPE_CHECKING:
     from solodg.runs.scores import Scores
     from solodg.serving.settings import ServerSettings
 
-_NAME = "images"  # of data in memory, where none is given
-_ARGUMENTS = ("target", "estimate", "output", "name", "resume", "verbose")
-
-
-def train(
-    data: Any,
-    *,
-    target: str | Sequence[str] | None = None,
-    estimate: bool = False,
-    output: str | Path | None = None,
-    name: str | None = None,
-    resume: bool = False,
-    verbose: bool = True,
-    **options: Any,
-) -> "Model":
-    """Trains a model, as `solodg train` does with the same settings, and returns it.
-
-    Parameters
-    ----------
-    data
-        The name of a dataset, a folder `domain/class/image`, a CSV manifest, a pandas DataFrame
-        (columns path or image, label, domain, and optionally group, split), a Hugging Face
-        `datasets.Dataset` (the same columns), or a map-style dataset of torch, or another sequence,
-        whose items are (image, label, domain).
-    target
-        The domain to leave out, or several. None: the model is trained on all domains.
-    estimate
-        Whether to leave each domain out in turn first, to see what to expect on a new site;
-        `estimate.json` and the model card in the folder of the run have the result. Only without
-        target, and for data on disk.
-    output
-        The folder of the run. None: a temporary one, which lives as long as the model;
-        `Model.save` keeps it.
-    name
-        Of data in memory, for records and the random split. None: "images".
-    resume
-        Whether to continue the run in `output`, with the same data and options.
-    verbose
-        Whether to show messages and progress, on stderr.
-    **options
-        The options of `solodg train`, with underscores: `backbone="small_cnn"`, `steps=500`.
-        They are the fields of `solodg.runs.config.RunConfig` and `Machine`.
-    """
-    from solodg.data.in_memory import IN_MEMORY, load_in_memory
-    from solodg.runs.defaults import resolve
-    from solodg.runs.estimate import train_with_estimate
-    from solodg.runs.opened_data import loading_of
-    from solodg.runs.train import train_run
-
-    progress, say = stderr_output(verbose)
-    is_path = isinstance(data, str | Path)
-    if is_path and name is not None:
-        raise UserError(f"name={name!r} is for data in memory: {data} has a name already.")
-    dataset = str(data) if is_path else f"{IN_MEMORY}{_checked_name(name)}"
-    if estimate and not is_path:
-        raise UserError(
-            "estimate=True opens the data once for each domain: write images in memory to a folder "
-            "domain/class/image, or give a CSV of their paths."
-        )
-    config, machine = named_settings(dataset, _domains(target), options, taken=_ARGUMENTS)
-    if output is None and (resume or config.devices != "1" or config.num_nodes > 1):
-        raise UserError("resume, and training on several devices, need a folder: give output.")
-    resolved = resolve(config)
-    held = None
-    if not is_path:
-        loading = loading_of(resolved, machine)
-        held = load_in_memory(
-            data,
-            loading,
-            name=_checked_name(name),
-            skip_bad_images=resolved.skip_bad_images,
-            progress=progress,
-        )
-    folder, temporary = (Path(output), None) if output is not None else _temporary_folder()
-    try:
-        if estimate:
-            train_with_estimate(config, machine, folder, resume=resume, progress=progress, say=say)
-        else:
-            train_run(
-                resolved, machine, folder, data=held, resume=resume, progress=progress, say=say
-            )
-        model = load(folder)
-    except BaseException:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if temporary is not None:
-        weakref.finalize(model, shutil.rmtree, temporary, ignore_errors=True)
-    return model
-
 
 def load(path: str | Path) -> "Model":
     """Loads the model of a run folder or of an exported file: `solodg.load(run).predict(image)`.
 
+    `hf://owner/name` is a run on the Hugging Face Hub, `hf://owner/name@v1` one of its revisions.
     The model is on the CPU until it is moved. An exported file does not need torch.
     """
+    path = local_run(path)
     if is_onnx(path):
         return Model(OnnxPredictor.load(path), Path(path))
     from solodg.predict.torch import Predictor
@@ -184,7 +94,7 @@ class Model(ImagePredictor):
         self,
         data: Any = None,
         *,
-        name: str = _NAME,
+        name: str = "images",
         skip_bad_images: bool = False,
         verbose: bool = True,
     ) -> "dict[str, Scores]":
@@ -234,6 +144,28 @@ class Model(ImagePredictor):
                 shutil.copytree(self._path, copy)
             os.replace(copy, path)
         return path
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        public: bool = False,
+        licence: str | None = None,
+        onnx: bool = True,
+        message: str | None = None,
+    ) -> str:
+        """Pushes the run to the Hugging Face Hub; returns the address of the commit.
+
+        `name` is "owner/name"; a new repository is private unless `public`. It gets weights and
+        description, records, the exported file (unless `onnx` is false) and the model card, which
+        names `licence` as that of the weights. Paths of this machine are not pushed.
+        """
+        if self.folder is None:
+            raise UserError(f"{self._path} is an exported file: push the run it was made from.")
+        from solodg.hub.push import push_run
+
+        settings = {"public": public, "licence": licence, "onnx": onnx, "message": message}
+        return push_run(self.folder, name, **settings)  # type: ignore[arg-type]
 
     def export(self, path: str | Path) -> float:
         """Writes the model as one ONNX file, with its adaptation; `solodg.load(path)` loads it.
@@ -292,22 +224,3 @@ class Model(ImagePredictor):
             self.predictor, name, limits, host=host, port=port, draw=draw, progress=progress,
             say=say, announce=at,
         )  # fmt: skip
-
-
-def _checked_name(name: str | None) -> str:
-    name = _NAME if name is None else name
-    if not name or Path(name).name != name:
-        raise UserError(f"name={name!r}: the name of data in memory is not empty and has no slash.")
-    return name
-
-
-def _domains(target: str | Sequence[str] | None) -> tuple[str, ...]:
-    if target is None:
-        return ()
-    return tuple(map(str, target)) if isinstance(target, list | tuple) else (str(target),)
-
-
-def _temporary_folder() -> tuple[Path, Path]:
-    """Returns a folder for a run, and the temporary folder around it, which is to be removed."""
-    outer = Path(tempfile.mkdtemp(prefix="solodg-"))
-    return outer / "run", outer

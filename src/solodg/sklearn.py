@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from solodg.data.domains import SourceData
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
-from solodg.data.in_memory import is_missing
+from solodg.data.held_rows import is_missing
 from solodg.data.labelled_images import LabelledImages
 from solodg.data.pseudo_domains import cluster_domains, random_domains
 from solodg.data.transforms import unaugmented

@@ -15,6 +15,7 @@ from solodg.cli.evaluate import evaluate
 from solodg.cli.explain import explain
 from solodg.cli.export import export
 from solodg.cli.predict import predict
+from solodg.cli.push import push
 from solodg.cli.report import report
 from solodg.cli.serve import serve
 from solodg.cli.study import study
@@ -45,6 +46,7 @@ app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold
 app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
 app.command(epilog="Example: [bold]solodg export runs/first --onnx model.onnx[/bold]")(export)
 app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(serve)
+app.command(epilog="Example: [bold]solodg push runs/first me/first[/bold]")(push)
 app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
     bench
 )

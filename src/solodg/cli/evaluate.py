@@ -10,7 +10,7 @@ import typer
 
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import out, shown
-from solodg.cli.options import MovedData, MovedDataDir, Quiet
+from solodg.cli.options import RUN, MovedData, MovedDataDir, Quiet
 from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from solodg.progress import Progress
     from solodg.runs.evaluate import ScoredRecord
     from solodg.runs.operating_point import OperatingPoint
+    from solodg.runs.scores import Scores
     from solodg.runs.temperature import Temperature
 
 _MOST_CLASSES = 20  # in a table on the terminal; --json has all
@@ -29,9 +30,7 @@ _MOST_CLASSES = 20  # in a table on the terminal; --json has all
     after={"skip_bad_images": "json_"},
 )
 def evaluate(
-    run: Annotated[
-        Path, typer.Argument(help="The folder of a run; with --on also an exported FILE.onnx.")
-    ],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; with --on also an exported FILE.onnx.")],
     on: Annotated[
         Path | None,
         typer.Option(
@@ -109,12 +108,15 @@ def evaluate(
     progress, say = shown(quiet)
     with progress.stage("Loading PyTorch"):
         from solodg.cli.train import assignments
+        from solodg.hub.download import local_run
         from solodg.predict.exported_site import score_exported
         from solodg.predict.onnx import OnnxPredictor, is_onnx
         from solodg.runs.checkpoint import load_info
         from solodg.runs.evaluate import append_records, score_run
-        from solodg.runs.folder import RESULTS, moved_machine
+        from solodg.runs.folder import CARD, RESULTS, moved_machine
+        from solodg.runs.model_card import write_card
         from solodg.runs.operating_point import operating_point
+        from solodg.runs.stored_scores import store_scores
         from solodg.runs.stream import Stream
         from solodg.runs.temperature import load_temperature
 
@@ -135,41 +137,50 @@ def evaluate(
         "progress": progress,
         "say": say,
     }
-    if is_onnx(run):
-        labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
-        exported = OnnxPredictor.load(run)
+    folder = local_run(run)
+    if is_onnx(folder):
+        labelled = _check_exported(folder, on, as_stream, sensitivity, options["accelerator"])
+        exported = OnnxPredictor.load(folder)
         scored = score_exported(exported, labelled, **common)
-        show_scores(scored, exported.classes, None, None, json_, progress)
+        found = scores_of(scored, exported.classes, progress)
+        show_scores(scored, found, exported.classes, None, None, json_)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
-    info, machine = load_info(run), moved_machine(run, data_dir)
+    info, machine = load_info(folder), moved_machine(folder, data_dir)
     point = None
     if sensitivity is not None:
-        point = operating_point(run, machine, sensitivity=sensitivity, positive=positive, **common)
+        point = operating_point(
+            folder, machine, sensitivity=sensitivity, positive=positive, **common
+        )
     scored = score_run(
-        run,
+        folder,
         machine,
         on=on,
         adapter=adapter,
         stream=validated(Stream, given) if as_stream else None,
         **common,
     )
+    found = scores_of(scored, info.classes, progress)
     problem: OSError | None = None
     try:  # first: whoever reads the output may close it early
-        append_records(run, [domain.record for domain in scored])
+        append_records(folder, [domain.record for domain in scored])
+        if not as_stream:
+            store_scores(folder, [domain.record for domain in scored], found)
+            if (folder / CARD).is_file():
+                write_card(folder)
     except OSError as error:
         problem = error
-    temperature = None if as_stream else load_temperature(run)
-    show_scores(scored, info.classes, point, temperature, json_, progress)
+    temperature = None if as_stream else load_temperature(folder)
+    show_scores(scored, found, info.classes, point, temperature, json_)
     if problem is not None:
         raise UserError(
-            f"the scores above are complete, but cannot be added to {run / RESULTS}: "
+            f"the scores above are complete, but cannot be added to {folder / RESULTS}: "
             f"{problem.strerror}. Copy the run to a folder that can be written, or keep the output "
             "of --json."
         ) from problem
     if not json_:
         out.print(f"Protocol: {scored[0].record.protocol}.")
-        say(f"Records: {run / RESULTS}")
+        say(f"Records: {folder / RESULTS}")
 
 
 def _check_threshold(sensitivity: float | None, positive: str | None, as_stream: bool) -> None:
@@ -207,25 +218,32 @@ def _check_exported(
     return on
 
 
+def scores_of(
+    scored: Sequence["ScoredRecord"], classes: Sequence[str], progress: "Progress"
+) -> list["Scores"]:
+    """Returns the scores of every domain, with intervals."""
+    from solodg.runs.scores import score
+
+    with progress.stage("Computing intervals"):
+        return [score(s.predictions, s.labels, classes, s.groups) for s in scored]
+
+
 def show_scores(
     scored: Sequence["ScoredRecord"],
+    found: Sequence["Scores"],
     classes: Sequence[str],
     point: "OperatingPoint | None",
     temperature: "Temperature | None",
     json_: bool,
-    progress: "Progress",
 ) -> None:
     """Prints the scores of every domain: as JSON lines, or as tables."""
     from solodg.runs.coverage import coverage, coverage_table
-    from solodg.runs.scores import score
     from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
     from solodg.runs.temperature import effect_text
 
-    with progress.stage("Computing intervals"):
-        found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
-        at_threshold = [
-            point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
-        ]
+    at_threshold = [
+        point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
+    ]
     if json_:
         for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
             line = domain.record.model_dump() | {"scores": scores.to_json()}

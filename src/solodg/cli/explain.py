@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import out, shown
-from solodg.cli.options import Accelerator, MovedData, MovedDataDir, Precision, Quiet
+from solodg.cli.options import RUN, Accelerator, MovedData, MovedDataDir, Precision, Quiet
 from solodg.errors import UserError
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; of any algorithm.")],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
@@ -33,9 +33,11 @@ def explain(
     """
     from solodg.cli.devices import load_run
     from solodg.cli.predict import image_paths, raise_first
+    from solodg.hub.download import local_run
 
     progress, say = shown(quiet)
-    predictor = load_run(run, accelerator, precision, progress)
+    source = local_run(run)
+    predictor = load_run(source, accelerator, precision, progress)
     from solodg.explain.explanation import explain as explain_image
     from solodg.explain.figure import explain_figure, headline
     from solodg.explain.projection import stored_projection
@@ -46,14 +48,14 @@ def explain(
 
     paths = image_paths(images)
     projection = stored_projection(
-        run,
+        source,
         predictor,
-        moved_machine(run, data_dir),
+        moved_machine(source, data_dir),
         dataset=dataset,
         progress=progress,
         say=say,
     )
-    folder = output or run / "explain"
+    folder = output or source / "explain"
     failed: list[UserError] = []
     used: set[str] = set()
     with progress.bar("Drawing figures", len(paths)) as advance:

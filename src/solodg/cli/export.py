@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import out, shown
-from solodg.cli.options import Quiet
+from solodg.cli.options import RUN, Quiet
 from solodg.errors import UserError
 
 
 def export(
     run: Annotated[
-        Path, typer.Argument(help="The folder of a run; for --web, also an exported FILE.onnx.")
+        str, typer.Argument(help=f"{RUN}; for --web, also an exported FILE.onnx.")
     ],
     onnx: Annotated[Path | None, typer.Option("--onnx", help="The file to write.")] = None,
     web: Annotated[

@@ -1,10 +1,11 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+RUN = "The folder of a run, or hf://OWNER/NAME[@REVISION] on the Hugging Face Hub"
 MovedDataDir = Annotated[
     Path | None,
     typer.Option(help="Folder that holds the datasets, if it has moved since training."),

@@ -12,7 +12,7 @@ import typer
 from rich.table import Column, Table
 
 from solodg.cli.console import out, shown
-from solodg.cli.options import Accelerator, Precision, Quiet
+from solodg.cli.options import RUN, Accelerator, Precision, Quiet
 from solodg.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or an exported FILE.onnx.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}, or an exported FILE.onnx.")],
     images: Annotated[
         list[str], typer.Argument(help="Files, folders, or - for a list of files on stdin.")
     ],
@@ -52,11 +52,12 @@ def predict(
     Every image is predicted on its own: the others do not change its result.
     """
     from solodg.cli.devices import load_model
+    from solodg.hub.download import local_run
 
     if csv_ is not None and json_:
         raise UserError("--csv and --json: give one of them.")
     progress, _ = shown(quiet)
-    predictor = load_model(run, accelerator, precision, progress)
+    predictor = load_model(local_run(run), accelerator, precision, progress)
     results = _results(predictor, image_paths(images), progress)
     if csv_ is not None:
         failed = _write_csv(csv_, results, predictor.classes)

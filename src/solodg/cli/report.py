@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import out, shown
-from solodg.cli.options import MovedData, MovedDataDir, Quiet
+from solodg.cli.options import RUN, MovedData, MovedDataDir, Quiet
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, of any algorithm.")],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; of any algorithm.")],
     output: Annotated[
         Path | None, typer.Option(help="The page.  [dim]default: RUN/report.html[/dim]")
     ] = None,
@@ -30,12 +30,14 @@ def report(
     """
     progress, say = shown(quiet)
     with progress.stage("Loading PyTorch"):
+        from solodg.hub.download import local_run
         from solodg.report.run_page import write_report
         from solodg.runs.folder import moved_machine
 
+    folder = local_run(run)
     path = write_report(
-        run,
-        moved_machine(run, data_dir),
+        folder,
+        moved_machine(folder, data_dir),
         output=output,
         dataset=dataset,
         images=images,

@@ -8,14 +8,12 @@ from typing import Annotated
 import typer
 
 from solodg.cli.console import shown
-from solodg.cli.options import Accelerator, MovedDataDir, Precision, Quiet
+from solodg.cli.options import RUN, Accelerator, MovedDataDir, Precision, Quiet
 from solodg.errors import UserError
 
 
 def serve(
-    model: Annotated[
-        Path, typer.Argument(help="The folder of a run, or an exported FILE.onnx (no torch).")
-    ],
+    model: Annotated[str, typer.Argument(help=f"{RUN}, or an exported FILE.onnx (no torch).")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
@@ -68,6 +66,7 @@ def serve(
     """
     from solodg.cli.devices import load_model
     from solodg.errors import missing_extra
+    from solodg.hub.download import local_run
 
     progress, _ = shown(quiet)
     try:
@@ -88,7 +87,8 @@ def serve(
         seconds=timeout,
         token=read_token(token_file, os.environ.get("SOLODG_TOKEN")),
     )
-    served = Model(load_model(model, accelerator, precision, progress), model)
+    path = local_run(model)
+    served = Model(load_model(path, accelerator, precision, progress), path)
     served.serve(host, port, settings=settings, data_dir=data_dir, verbose=not quiet)
 
 

@@ -12,7 +12,10 @@ from solodg.cli.options import MovedDataDir, Quiet
 
 def study(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs of solo_plus or solo, e.g. of some seeds.")
+        list[str],
+        typer.Argument(
+            help="Runs of solo_plus or solo, e.g. of some seeds: folders or hf:// names."
+        ),
     ],
     images: Annotated[
         int | None,
@@ -43,11 +46,13 @@ def study(
         from solodg.explain.study_table import RunAccuracies, means_by_donor, study_table
         from solodg.explain.swap_study import study_run
         from solodg.figures.plots import study_figure
+        from solodg.hub.download import local_run
         from solodg.runs.folder import moved_machine, read_config
         from solodg.storage import write_atomically
 
     by_part: dict[str, list[RunAccuracies]] = {}
-    for run in runs:
+    folders = [local_run(run) for run in runs]
+    for run in folders:
         machine = moved_machine(run, data_dir)
         found = study_run(run, machine, progress, seed=seed, images=images, say=say)
         write_atomically(run / "study.json", json.dumps(found, indent=2, allow_nan=False).encode())
@@ -55,7 +60,7 @@ def study(
             by_part.setdefault(part, []).append(RunAccuracies(read_config(run).seed, accuracies))
     for part, results in by_part.items():
         out.print(study_table(part, results))
-    path = figure or runs[0] / "study.png"
+    path = figure or folders[0] / "study.png"
     panels = {f"whose {part}?": means_by_donor(results) for part, results in by_part.items()}
     points = {
         title: [(donor, value.mean, value.half or 0.0) for donor, value in means.items()]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from solodg.data.arrow_file import arrow_files, load_arrow
 from solodg.data.domains import DomainDataset, SourceData
 from solodg.data.folder import load_folder, published
 from solodg.data.in_memory import IN_MEMORY, gone_from_memory
@@ -53,7 +54,7 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def dataset_spec(name: str) -> DatasetSpec:
-    """Returns a registered dataset by name, or own images by the path of a folder or CSV file.
+    """Returns a registered dataset by name, or own images by the path of a folder or a file.
 
     Data of a finished run that was in memory has an entry too, which says that it is gone.
     """
@@ -62,13 +63,15 @@ def dataset_spec(name: str) -> DatasetSpec:
     if name.startswith(IN_MEMORY):
         return gone_from_memory(name)
     path = Path(name)
+    if path.exists() and arrow_files(path):
+        return _own_images(path, lambda loading: load_arrow(path, loading))
     if path.is_dir():
         return _own_images(path, lambda loading: load_folder(path, loading))
     if path.is_file() and path.suffix.lower() in ENDINGS:
         return _own_images(path, lambda loading: load_manifest(path, loading))
-    hint = "Or give the path of a folder domain/class/image, or of a CSV manifest."
+    hint = "Or give the path of a folder domain/class/image, or of a CSV, Parquet or Arrow file."
     if path.exists():
-        raise UserError(f"{name} is neither a folder nor a .csv manifest. {hint}")
+        raise UserError(f"{name} is neither a folder nor a .csv, .parquet or .arrow file. {hint}")
     raise unknown_name("dataset", name, DATASETS, hint)
 
 

@@ -7,8 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from solodg.pixels import EXTENSIONS, BadImageError, decode_pixels
-from solodg.window import Window
+from solodg.pixels import EXTENSIONS, BadImageError, Window, decode_pixels
 
 __all__ = ["EXTENSIONS", "BadImageError", "Window", "decode", "guessed_note"]
 

@@ -115,7 +115,10 @@ def dataset_of_table(table: ImageTable, name: str, images: Images) -> DomainData
                 raise UserError(f"{place}: {column} is empty.")
         split = values.get(SPLIT, "")
         if split.lower() not in SPLIT_NAMES:
-            raise UserError(f"{place}: split {split!r} is not train, val, test or empty.")
+            raise UserError(
+                f"{place}: split {split!r} is not train, val, test or empty. Say what it stands "
+                f"for, e.g. with --split-value {split}=train."
+            )
         labels.append(values[LABEL])
         domains.append(domain)
         splits.append(SPLIT_NAMES[split.lower()])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from solodg.data.decode import BadImageError, decode
-from solodg.window import Window
+from solodg.pixels import Window
 
 Indices = Sequence[int] | np.ndarray
 
@@ -127,14 +127,7 @@ class ImageFiles:
     def subset(self, indices: Indices) -> "ImageFiles":
         """Returns the chosen files, with those of their images that are decoded already."""
         chosen = [int(i) for i in indices]
-        part = ImageFiles(
-            self.root,
-            [self.paths[i] for i in chosen],
-            channels=self.channels,
-            size=self.size,
-            budget=self.budget,
-            window=self.window,
-        )
+        part = self._chosen(chosen)
         part.guessed = {new for new, i in enumerate(chosen) if i in self.guessed}
         part._kept = {new: self._kept[i] for new, i in enumerate(chosen) if i in self._kept}
         return part
@@ -142,10 +135,22 @@ class ImageFiles:
     def keys(self) -> list[str]:
         """Returns for each file its path and a hash of its content."""
         if self._keys is None:
-            contents = _decoders().map(self._content, self.paths)
-            pairs = zip(self.paths, contents, strict=True)
-            self._keys = [f"{path}:{content}" for path, content in pairs]
+            self._keys = self._read_keys()
         return list(self._keys)
+
+    def _read_keys(self) -> list[str]:
+        contents = _decoders().map(self._content, self.paths)
+        return [f"{path}:{content}" for path, content in zip(self.paths, contents, strict=True)]
+
+    def _chosen(self, chosen: Sequence[int]) -> "ImageFiles":
+        return ImageFiles(
+            self.root,
+            [self.paths[i] for i in chosen],
+            channels=self.channels,
+            size=self.size,
+            budget=self.budget,
+            window=self.window,
+        )
 
     def _content(self, path: str) -> str:
         file = self.root / path
@@ -171,9 +176,13 @@ class ImageFiles:
         list(_decoders().map(attempt, range(len(self))))
         return bad
 
+    def _source(self, index: int) -> Path | bytes:
+        """Returns what is decoded: a path, or the content of a file."""
+        return self.root / self.paths[index]
+
     def _decode(self, index: int) -> Tensor:
         pixels = decode(
-            self.root / self.paths[index],
+            self._source(index),
             channels=self.channels,
             size=self.size,
             window=self.window,

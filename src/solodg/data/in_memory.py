@@ -1,13 +1,8 @@
-"""Labelled images that a Python program holds, as a `DomainDataset`.
-
-They are a pandas DataFrame, a Hugging Face `datasets.Dataset`, or a map-style dataset of torch.
-Neither pandas nor datasets is imported: their objects are known by the modules of their classes.
-"""
+"""Labelled images that a Python program holds, as a `DomainDataset`."""
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,30 +12,16 @@ from PIL import Image
 
 from solodg.data.decode import BadImageError, decode, guessed_note
 from solodg.data.domains import DomainDataset
-from solodg.data.image_table import (
-    DOMAIN,
-    GROUP,
-    IMAGE,
-    LABEL,
-    PATH,
-    SPLIT,
-    ImageTable,
-    Row,
-    dataset_of_paths,
-    dataset_of_table,
-)
+from solodg.data.held_rows import TEXTS, HeldRows, held_rows, is_missing
+from solodg.data.image_table import ImageTable, Row, dataset_of_paths, dataset_of_table
 from solodg.data.images import ImageArray
 from solodg.data.loading import DatasetSpec, Loading
 from solodg.errors import UserError
 from solodg.pixels import Pixels, pixels_of
 from solodg.progress import NoProgress, Progress
 
+_BLOCK = 256  # images of a stream for which memory is taken at once
 IN_MEMORY = "in-memory:"  # in a configuration, followed by the name of the data
-FORMS = (
-    "a pandas DataFrame, a Hugging Face datasets.Dataset, or a dataset of torch whose items are "
-    "(image, label, domain)"
-)
-_TEXTS = (LABEL, DOMAIN, GROUP, SPLIT)
 
 
 def load_in_memory(
@@ -58,12 +39,16 @@ def load_in_memory(
     is, with paths relative to the working folder. Images without a domain are of `default_domain`;
     without it, they are an error. So is an image that cannot be read, unless `skip_bad_images`.
     """
-    held = _held(data)
+    held = held_rows(data)
+    if loading.columns or loading.split_values:
+        raise UserError(
+            f"columns and split_values are for files: rename the columns of {held.title} instead."
+        )
     table = ImageTable(
         held.title, held.header, (), held.image_column, default_domain=default_domain
     )
     table.check_header()
-    texts = [column for column in _TEXTS if column in held.header]
+    texts = [column for column in TEXTS if column in held.header]
     if held.has_paths:
         rows = [
             _row(held, i, values, [held.image_column, *texts])
@@ -91,111 +76,7 @@ def gone_from_memory(dataset: str) -> DatasetSpec:
     return DatasetSpec(dataset, title, (), refuse, lambda _: None, how_to_get="")
 
 
-def is_missing(value: Any) -> bool:
-    """Returns whether a value stands for none: None, NaN, or NA and NaT of pandas."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, float | np.floating) and math.isnan(value)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Rows in memory, which are read one at a time."""
-
-    title: str  # what errors call the data
-    row_title: str  # what errors call a row
-    header: Sequence[str]
-    count: int
-    read: Callable[[], Iterator[dict[str, Any]]]  # the values of each row by column
-    image_column: str = IMAGE
-    has_paths: bool = False
-
-
-def _held(data: Any) -> _Held:
-    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(data).__mro__}
-    if kinds & {"pandas.DataFrame", "pandas.core.frame.DataFrame"}:
-        return _frame(data)
-    if "datasets.arrow_dataset.Dataset" in kinds:
-        return _hugging_face(data)
-    if "datasets.dataset_dict.DatasetDict" in kinds:
-        raise UserError(
-            f"a DatasetDict with the parts {', '.join(map(str, data))}: give one of them, e.g. "
-            f"data[{next(iter(data), 'train')!r}], or all, joined by datasets.concatenate_datasets."
-        )
-    plain = isinstance(data, str | bytes | dict | set | np.ndarray | torch.Tensor)
-    if plain or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise UserError(f"data of type {type(data).__name__}: expected a path, or {FORMS}.")
-    return _items(data)
-
-
-def _frame(frame: Any) -> _Held:
-    title, header = "the DataFrame", [str(column) for column in frame.columns]
-    if PATH in header and IMAGE in header:
-        raise UserError(f"{title} has both a column 'path' and a column 'image': keep one.")
-    column = IMAGE if IMAGE in header else PATH
-    used = [name for name in (column, *_TEXTS) if name in header]
-
-    def read() -> Iterator[dict[str, Any]]:
-        for values in zip(*(frame[name].tolist() for name in used), strict=True):
-            yield dict(zip(used, values, strict=True))
-
-    has_paths = column == PATH
-    if header.count(IMAGE) == 1 and len(frame):
-        has_paths = all(isinstance(value, str | Path) for value in frame[IMAGE])
-    return _Held(title, f"{title}, row", header, len(frame), read, column, has_paths)
-
-
-def _hugging_face(data: Any) -> _Held:
-    datasets: Any = sys.modules["datasets"]  # whoever made the data has imported it
-    title, header = "the Dataset", list(data.column_names)
-    column = PATH if PATH in header and IMAGE not in header else IMAGE
-    used = [name for name in (column, *_TEXTS) if name in header]
-    feature = data.features.get(column)
-    names = {name: getattr(data.features[name], "names", None) for name in used}
-    is_image = isinstance(feature, datasets.Image)
-
-    def read() -> Iterator[dict[str, Any]]:
-        rows = data.with_format(None).select_columns(used)
-        if is_image:  # decoded here, as files are
-            rows = rows.cast_column(column, datasets.Image(decode=False))
-        for row in rows:
-            values = {name: _class_name(value, names[name]) for name, value in row.items()}
-            if is_image and row[column]:
-                values[column] = row[column]["bytes"] or row[column]["path"]
-            yield values
-
-    has_paths = feature is not None and getattr(feature, "dtype", None) == "string"
-    return _Held(title, f"{title}, row", header, len(data), read, column, has_paths)
-
-
-def _class_name(value: Any, names: Sequence[str] | None) -> Any:
-    """Returns the name that a ClassLabel gives to a number; None for -1, an image without one."""
-    if names is None or not isinstance(value, int):
-        return value
-    return names[value] if value >= 0 else None
-
-
-def _items(data: Any) -> _Held:
-    first = data[0] if len(data) else (None, None, None)
-    width = len(first) if isinstance(first, tuple | list) else 0
-    header = (IMAGE, LABEL, DOMAIN)[: 2 if width == 2 else 3]
-
-    def read() -> Iterator[dict[str, Any]]:
-        for i in range(len(data)):
-            item = data[i] if i else first
-            if not isinstance(item, tuple | list) or len(item) != len(header):
-                found = type(item).__name__
-                found += f" of {len(item)}" if isinstance(item, tuple | list) else ""
-                raise UserError(
-                    f"item {i} of the dataset is a {found}: expected a tuple (image, label, domain)"
-                    + (", as item 0 is." if i else ".")
-                )
-            yield dict(zip(header, item, strict=True))
-
-    return _Held("the dataset", "the dataset, item", header, len(data), read)
-
-
-def _row(held: _Held, number: int, values: dict[str, Any], columns: Sequence[str]) -> Row:
+def _row(held: HeldRows, number: int, values: dict[str, Any], columns: Sequence[str]) -> Row:
     texts = {column: _text(values[column]) for column in columns}
     return Row(f"{held.row_title} {number}", texts)
 
@@ -221,23 +102,67 @@ class _ReadImages(NamedTuple):
         return notes
 
 
+class _Pixels:
+    """Images in memory, as many as the budget of memory allows; blocks of a stream are joined."""
+
+    def __init__(self, held: HeldRows, loading: Loading) -> None:
+        self._held, self._loading = held, loading
+        self._shape = (loading.channels, loading.image_size, loading.image_size)
+        self._blocks: list[Pixels] = []
+        self._count = self._left = 0
+        if held.count is not None:
+            self._add_block(held.count)
+
+    def append(self, image: Pixels) -> None:
+        """Keeps one image; raises `UserError` if a stream has more than fit into memory."""
+        if not self._left:
+            self._add_block(_BLOCK)
+        block = self._blocks[-1]
+        block[len(block) - self._left] = image
+        self._left -= 1
+        self._count += 1
+
+    def array(self) -> Pixels:
+        """Returns all images, (N, channels, size, size), and frees each block once it is copied."""
+        if self._held.count is not None:
+            return self._blocks[0][: self._count]
+        joined, start = np.empty((self._count, *self._shape), np.uint8), 0
+        while self._blocks:
+            block = self._blocks.pop(0)[: self._count - start]
+            joined[start : start + len(block)] = block
+            start += len(block)
+        return joined
+
+    def _add_block(self, count: int) -> None:
+        if not self._loading.budget.reserve(count * math.prod(self._shape)):
+            title, size = self._held.title, self._loading.image_size
+            gigabytes = (self._count + count) * math.prod(self._shape) / 1024**3
+            has = (
+                f"{count} images"
+                if self._held.count is not None
+                else (f"more than {self._count} images")
+            )
+            stream = (
+                "" if self._held.count is not None else (" or shorten the stream with take(n),")
+            )
+            raise UserError(
+                f"{title} has {has}, which take {gigabytes:.1f} GB at {size} pixels: give more "
+                f"memory_gb or a smaller image_size,{stream} or save the images as files."
+            )
+        self._blocks.append(np.empty((count, *self._shape), np.uint8))
+        self._left = count
+
+
 def _read_images(
-    held: _Held,
+    held: HeldRows,
     texts: Sequence[str],
     loading: Loading,
     skip_bad_images: bool,
     progress: Progress,
 ) -> _ReadImages:
-    shape = (held.count, loading.channels, loading.image_size, loading.image_size)
-    if not loading.budget.reserve(math.prod(shape)):
-        raise UserError(
-            f"{held.title} has {held.count} images, which take {math.prod(shape) / 1024**3:.1f} GB "
-            f"at {loading.image_size} pixels: give more memory_gb or a smaller image_size, or save "
-            "the images as files."
-        )
-    pixels, rows, skipped = np.empty(shape, np.uint8), list[Row](), list[UserError]()
+    pixels, rows, skipped = _Pixels(held, loading), list[Row](), list[UserError]()
     guessed: set[int] = set()
-    with progress.bar("Reading images", held.count) as advance:
+    with progress.bar("Reading images", held.count or 0) as advance:
         for i, values in enumerate(held.read()):
             row = _row(held, i, values, texts)
             try:
@@ -248,12 +173,10 @@ def _read_images(
                     raise told from error
                 skipped.append(told)
             else:
-                pixels[len(rows)] = image
+                pixels.append(image)
                 rows.append(row)
             advance(1)
-    return _ReadImages(
-        ImageArray(torch.from_numpy(pixels[: len(rows)])), rows, len(guessed), skipped
-    )
+    return _ReadImages(ImageArray(torch.from_numpy(pixels.array())), rows, len(guessed), skipped)
 
 
 def _pixels(image: Any, loading: Loading, on_guess: Callable[[], None]) -> Pixels:

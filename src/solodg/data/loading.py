@@ -1,13 +1,13 @@
 """The entry of a dataset in the registry, and the settings with which it is loaded."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from solodg.data.domains import DomainDataset
 from solodg.data.images import MemoryBudget
-from solodg.window import Window
+from solodg.pixels import Window
 
 DEFAULT_MEMORY_GB = 4.0
 
@@ -22,6 +22,8 @@ class Loading:
     seed: int = 0
     train_images: int | None = None  # for datasets that take a subset; None: the paper's number
     download: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)  # of files; see columns.py
+    split_values: Mapping[str, str] = field(default_factory=dict)  # in files -> train, val, test
     window: Window | None = None  # of image files of more than 8 bits; see `solodg.pixels`
     budget: MemoryBudget = field(
         default_factory=lambda: MemoryBudget(int(DEFAULT_MEMORY_GB * 1024**3))

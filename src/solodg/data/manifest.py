@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from solodg.data.columns import named_columns
 from solodg.data.domains import DomainDataset
-from solodg.data.image_table import COLUMNS, ImageTable, Row, dataset_of_paths
+from solodg.data.image_table import COLUMNS, PATH, ImageTable, Row, dataset_of_paths
 from solodg.data.loading import Loading
 from solodg.errors import UserError
 from solodg.storage import read_text
@@ -22,6 +23,7 @@ def load_manifest(
 ) -> DomainDataset:
     """Reads a CSV with columns path, label, domain, and optionally group and split.
 
+    `loading.columns` may name other columns in their place.
     Columns are separated by commas, semicolons or tabs. Other columns are ignored, which
     `DomainDataset.notes` says. Paths are relative to the file. A split is train, val, test or
     empty. Images without a domain are of `default_domain`; without it, they are an error.
@@ -32,13 +34,16 @@ def load_manifest(
     with io.StringIO(text, newline="") as file:
         reader = csv.reader(file, delimiter=_separator(text))
         try:
-            header = [name.strip() for name in next(reader, [])]
+            first = [name.strip() for name in next(reader, [])]
+            named = named_columns(first, loading, PATH, str(path))
+            header = named.header
             table = ImageTable(str(path), header, [], default_domain=default_domain)
             table.check_header()
             lines = [(reader.line_num, [v.strip() for v in row]) for row in reader if any(row)]
         except csv.Error as error:
             raise UserError(f"{path}, line {reader.line_num}: {error}.") from error
-    rows = [_row(f"{path}, line {line}", header, values) for line, values in lines]
+    rows = [_row(f"{path}, line {line}", first, values) for line, values in lines]
+    rows = [Row(place, named.values(values)) for place, values in rows]
     return dataset_of_paths(replace(table, rows=rows), path.stem, path.parent, loading)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from solodg.data.arrow_file import arrow_files, load_arrow
 from solodg.data.decode import EXTENSIONS
 from solodg.data.domains import DomainDataset
 from solodg.data.folder import dataset_of_files, load_folder
@@ -19,8 +20,8 @@ from solodg.data.manifest import ENDINGS, load_manifest
 from solodg.errors import UserError
 
 _LAYOUTS = (
-    "a folder class/image or domain/class/image, or a CSV with the columns path, label and "
-    "optionally domain and group"
+    "a folder class/image or domain/class/image, or a CSV or Parquet file with the columns "
+    "path, label and optionally domain and group"
 )
 _SHOWN = 5  # names in one message
 
@@ -31,12 +32,16 @@ def load_site(path: Path, loading: Loading, classes: Sequence[str]) -> DomainDat
     Classes may be missing. One that the model does not know is an error. Images without a domain
     are of one that is named after the folder or the file.
     """
-    if path.is_dir():
+    if path.exists() and arrow_files(path):
+        dataset = load_arrow(path, loading, default_domain=path.stem)
+    elif path.is_dir():
         dataset = _load_folder(Path(os.path.abspath(path)), loading, classes)
     elif path.is_file() and path.suffix.lower() in ENDINGS:
         dataset = load_manifest(path, loading, default_domain=path.stem)
     elif path.exists():
-        raise UserError(f"{path} is neither a folder nor a .csv file: expected {_LAYOUTS}.")
+        raise UserError(
+            f"{path} is neither a folder nor a .csv or .parquet file: expected {_LAYOUTS}."
+        )
     else:
         raise UserError(f"nothing at {path}: expected {_LAYOUTS}.")
     return numbered_by(classes, dataset, str(path))

@@ -9,7 +9,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
-SPLIT_NAMES = {"": UNASSIGNED, "train": TRAIN, "val": VAL, "test": TEST}
+SPLIT_NAMES = {"": UNASSIGNED, "train": TRAIN, "val": VAL, "test": TEST,
+               "id_val": VAL, "id_test": TEST}  # fmt: skip
+# WILDS calls held-out images of the source domains id_val and id_test.
 
 
 def assign_parts(

@@ -16,11 +16,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from solodg.errors import UserError
 from solodg.pixels.dicom import ENDINGS, is_dicom, read_dicom
-from solodg.window import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Window = tuple[float, float]  # pixel values that become black and white
 ImageLike = Union[str, Path, bytes, Image.Image, NDArray[Any], "Tensor"]
 Pixels = NDArray[np.uint8]
 

@@ -28,6 +28,7 @@ from solodg.runs.config import Machine, ResolvedConfig, RunConfig
 from solodg.runs.defaults import resolve
 from solodg.runs.devices import ending_together, launch, on_first
 from solodg.runs.folder import check_unchanged, claim, is_finished, training_lock
+from solodg.runs.loggers import check_loggers
 from solodg.runs.open_parts import candidates
 from solodg.runs.opened_data import (
     ShowData,
@@ -88,6 +89,7 @@ def begin(
     weights or versions.
     """
     resolved = resolve(config)
+    check_loggers(machine.logger)
     fabric = launch(resolved, machine)
     if not fabric.is_global_zero:
         progress, say, show = NoProgress(), lambda text: None, None

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from solodg.inference import MAX_IMAGE_SIZE
 from solodg.readings import as_image_norm
 from solodg.runs.machine import Machine as Machine
-from solodg.runs.option import option, weight_average_of
-from solodg.window import ordered_window
+from solodg.runs.option import option, ordered_window, pairs_of, weight_average_of
 
 Decay = Literal["cosine", "constant", "step"]
 SWAD: Literal["swad"] = "swad"  # dense average of the weights: runs/dense_average.py
@@ -38,8 +37,19 @@ class RunConfig(BaseModel):
 
     dataset: str = option(
         ...,
-        "A name from [bold]solodg datasets[/bold], a folder domain/class/image, or a "
-        "CSV manifest with columns path, label, domain (and group, split).",
+        "A name from [bold]solodg datasets[/bold], a folder domain/class/image, or a CSV, Parquet "
+        "or Arrow file with columns path or image, label, domain (and group, split).",
+    )
+    columns: dict[str, str] | None = option(
+        None,
+        "NAME=COLUMN: read label, domain, group, split or path from this column of a file, e.g. "
+        "label=tumor; a path may be put together: path=patches/{patient}/{id}.png.",
+        flag="--column",
+    )
+    split_values: dict[str, str] | None = option(
+        None,
+        "VALUE=PART: what a value of the split stands for, e.g. 0=train 1=val.",
+        flag="--split-value",
     )
     targets: tuple[str, ...] = option(
         (),
@@ -242,6 +252,7 @@ class RunConfig(BaseModel):
         """Reads YAML's `on` and `off`, which are true and false to it, as words."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
+    _read_pairs = field_validator("columns", "split_values", mode="before")(pairs_of)
     _read_average = field_validator("weight_average", mode="before")(weight_average_of)
     _check_window = field_validator("window")(ordered_window)
 

@@ -20,10 +20,10 @@ from solodg.data.labelled_images import LabelledImages
 from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
+from solodg.pixels import Window
 from solodg.progress import Advance, Progress
 from solodg.readings import PLAIN, Reading
 from solodg.runs.row_files import Domain, Member, RowFiles, Rows, by_domain, take_pixels
-from solodg.window import Window
 
 Places = NDArray[np.int64]
 

@@ -1,10 +1,13 @@
 """The options of the machine: where a run reads its data and computes."""
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from solodg.runs.option import option
+
+LOGGERS = ("tensorboard", "csv", "wandb", "mlflow", "none")
 
 
 def _default_data_dir() -> Path:
@@ -36,3 +39,22 @@ class Machine(BaseModel):
     strategy: str = option(
         "auto", "How several devices work together, by Lightning Fabric: auto, ddp, ..."
     )
+    logger: tuple[str, ...] | None = option(
+        None,
+        "Who follows the training, beside metrics.jsonl: tensorboard, csv, wandb, mlflow or none; "
+        "repeat for several, or separate them by commas.",
+        shown_default="tensorboard if installed",
+    )
+
+    @field_validator("logger", mode="before")
+    @classmethod
+    def _as_names(cls, value: Any) -> Any:
+        """Reads names in a list, or separated by commas in one text."""
+        if value is None:
+            return None
+        texts = [value] if isinstance(value, str) else list(value)
+        names = tuple(name.strip() for text in texts for name in str(text).split(","))
+        unknown = [name for name in names if name not in LOGGERS]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no logger; choose from {', '.join(LOGGERS)}")
+        return tuple(dict.fromkeys(names))

@@ -1,4 +1,7 @@
-"""The model card of a run: `README.md` in its folder, written from its other files alone."""
+"""The model card of a run: `README.md` in its folder, written from its other files alone.
+
+Its head is metadata that the Hugging Face Hub reads.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,19 +9,24 @@ from pathlib import Path
 from solodg.readings import readings_of
 from solodg.runs import checkpoint
 from solodg.runs.averaged_runs import read_averaged
+from solodg.runs.card_metadata import metadata_text
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.defaults import is_closed_form
 from solodg.runs.evidence import Evidence
 from solodg.runs.folder import CARD, read_config, read_evidence, read_origin, read_versions
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.scores import Estimate
 from solodg.runs.settings_text import method_text, settings_text, weights_text
 from solodg.runs.site_estimate import SiteEstimate, estimate_rows, read_estimate
+from solodg.runs.statistics import LEVEL
+from solodg.runs.stored_scores import DomainScores, read_scores
+from solodg.runs.tables import OVERALL_TITLES, ROLES, UNSEEN, estimate_text
 from solodg.storage import write_atomically
 
 _MOST_NAMES = 50  # of classes or domains that a card lists
 
 _USE = """\
-`RUN` is the path of this folder.
+`RUN` is {what}.
 
 ```bash
 solodg predict RUN IMAGE
@@ -30,7 +38,7 @@ solodg serve RUN
 ```python
 import solodg
 
-model = solodg.load("RUN")
+model = solodg.load("{name}")
 print(model.predict("IMAGE").label)
 ```"""
 
@@ -42,24 +50,33 @@ def write_card(folder: Path) -> Path:
     return path
 
 
-def card_text(folder: Path) -> str:
-    """Returns the model card of a run as Markdown."""
+def card_text(folder: Path, *, hub_name: str | None = None, licence: str | None = None) -> str:
+    """Returns the model card of a run as Markdown, with metadata as its head.
+
+    `hub_name` is the name of the run on the Hub, if it is written for it, and `licence` the one
+    under which the model is published there.
+    """
     config, info = read_config(folder), checkpoint.load_info(folder)
-    estimate = read_estimate(folder)
+    estimate, scores = read_estimate(folder), read_scores(folder)
+    use = {"what": "the path of this folder", "name": "RUN"}
+    if hub_name is not None:
+        use = {"what": f"`{hub_name}` (`pip install 'solodg[hub]'`)", "name": hub_name}
     sections = {
         "": _summary(config, info),
         "Data": _data(folder, config, info),
         "Preprocessing": _preprocessing(info),
         "Training": _training(folder, config, info, estimate),
         "What adapts to each image": _adaptation(folder, info),
-        "Scores": _scores(folder, config, estimate),
-        "Limits": _limits(config, info, estimate),
-        "Use": _USE,
+        "Scores": _scores(folder, config, estimate, scores),
+        "Limits": _limits(config, info, estimate, scores),
+        "Licence": _licence(licence),
+        "Use": _USE.format(**use),
         "Versions": ", ".join(f"{n} {v}" for n, v in read_versions(folder).items()) + ".",
     }
+    head = metadata_text(config, info, scores, estimate, licence)
     title = f"# {config.algorithm} on {info.dataset}"
     parts = [f"## {name}\n\n{text}" if name else text for name, text in sections.items()]
-    return "\n\n".join([title, *parts]) + "\n"
+    return head + "\n" + "\n\n".join([title, *parts]) + "\n"
 
 
 def _summary(config: ResolvedConfig, info: ModelInfo) -> str:
@@ -154,13 +171,20 @@ def _adaptation(folder: Path, info: ModelInfo) -> str:
     return lines + (f"\n\nEvidence: {evidence.rests_on}." if evidence else "")
 
 
-def _scores(folder: Path, config: ResolvedConfig, estimate: SiteEstimate | None) -> str:
+def _scores(
+    folder: Path,
+    config: ResolvedConfig,
+    estimate: SiteEstimate | None,
+    scores: Sequence[DomainScores],
+) -> str:
     validation = checkpoint.selection(folder)["validation"]
     texts = [
         f"Source validation: accuracy {100 * validation['accuracy']:.1f}%, NLL "
         f"{validation['nll']:.3f}. These images are of domains that the model was trained on.",
     ]
-    if config.targets:
+    if scores:
+        texts += [_score_table(scores), _intervals(scores)]
+    elif config.targets:
         texts.append(
             f"Unseen domains: `solodg evaluate RUN` scores {_listed(config.targets)}, and adds the "
             "records to `results.jsonl`."
@@ -174,7 +198,51 @@ def _scores(folder: Path, config: ResolvedConfig, estimate: SiteEstimate | None)
     return "\n\n".join(texts)
 
 
-def _limits(config: ResolvedConfig, info: ModelInfo, estimate: SiteEstimate | None) -> str:
+def _score_table(scores: Sequence[DomainScores]) -> str:
+    rows = [
+        [
+            each.domain,
+            ROLES[each.role],
+            each.protocol,
+            *(
+                estimate_text(_estimate(each, name), title)
+                for name, title in OVERALL_TITLES.items()
+            ),
+            str(each.images),
+        ]
+        for each in scores
+    ]
+    return _table(["domain", "", "protocol", *OVERALL_TITLES.values(), "images"], rows)
+
+
+def _estimate(found: DomainScores, name: str) -> Estimate | None:
+    value = found.metrics.get(name)
+    return None if value is None else Estimate(value.value, value.low, value.high)
+
+
+def _intervals(scores: Sequence[DomainScores]) -> str:
+    units = " or ".join(sorted({each.resampled for each in scores}))
+    return (
+        f"In brackets: {100 * LEVEL:.0f}% intervals, by bootstrap samples of {units}. They do not "
+        "cover how a new site differs from these."
+    )
+
+
+def _licence(licence: str | None) -> str:
+    if licence is None:
+        return (
+            "None is stated for these weights: ask whoever trained them, and mind the licences of "
+            "the images and of pretrained weights. The code of solodg is under the MIT licence."
+        )
+    return f"The weights: {licence}. The code of solodg is under the MIT licence."
+
+
+def _limits(
+    config: ResolvedConfig,
+    info: ModelInfo,
+    estimate: SiteEstimate | None,
+    scores: Sequence[DomainScores],
+) -> str:
     """Returns what the model must not be used for, as far as the run shows it."""
     found = [
         f"It gives one of its {len(info.classes)} classes to every image, also to images of "
@@ -188,7 +256,8 @@ def _limits(config: ResolvedConfig, info: ModelInfo, estimate: SiteEstimate | No
         found.append("Its domains were made from the images: they are no evidence of a new domain.")
     if config.allow_shared_groups:
         found.append("Groups may be both in the training images and in scored ones.")
-    if estimate is None and not config.targets:
+    unseen = [each for each in scores if each.role in UNSEEN]
+    if estimate is None and not config.targets and not unseen:
         found.append(
             "Nothing estimates its accuracy on a new site: score labelled images of that site "
             "first, with `solodg evaluate RUN --on SITE`."

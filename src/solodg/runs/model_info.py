@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from solodg.inference import MAX_IMAGE_SIZE, MAX_READINGS
 from solodg.readings import Reading
-from solodg.window import ordered_window
+from solodg.runs.option import ordered_window
 
 # That this version reads. The second names only the arguments that were given; in the second and
 # the third, `solo_plus` is what is called `solo_code` now.

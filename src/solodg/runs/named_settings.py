@@ -1,11 +1,12 @@
 """The settings of a run from options that a Python program gives by name."""
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from solodg.errors import unknown_name, validation_error
+from solodg.errors import UserError, unknown_name, validation_error
 from solodg.runs.config import Machine, RunConfig
 
 
@@ -29,6 +30,20 @@ def named_settings(
         return RunConfig(**run), Machine(**{k: v for k, v in given.items() if k in of_machine})
     except ValidationError as error:
         raise validation_error("wrong option", error) from error
+
+
+def checked_name(name: str) -> str:
+    """Returns the name of data in memory; raises `UserError` if it is empty or has a slash."""
+    if not name or Path(name).name != name:
+        raise UserError(f"name={name!r}: the name of data in memory is not empty and has no slash.")
+    return name
+
+
+def as_domains(target: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the domains to leave out that a program gives as one name, as several, or as None."""
+    if target is None:
+        return ()
+    return tuple(map(str, target)) if isinstance(target, list | tuple) else (str(target),)
 
 
 def _option_names(model: type[BaseModel]) -> set[str]:

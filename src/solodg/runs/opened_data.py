@@ -145,6 +145,8 @@ def loading_of(config: ResolvedConfig, machine: Machine) -> Loading:
         download=machine.download,
         budget=MemoryBudget(int(machine.memory_gb * 1024**3)),
         window=config.window,
+        columns=config.columns or {},
+        split_values=config.split_values or {},
     )
 
 

@@ -24,6 +24,16 @@ def option(
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
+def pairs_of(value: Any) -> Any:
+    """Reads a dictionary of texts that is given as texts NAME=VALUE; None stays None."""
+    if value is None or isinstance(value, dict):
+        return value
+    pairs = [str(text).partition("=") for text in value]
+    if not all(name and sign and text for name, sign, text in pairs):
+        raise ValueError("expected NAME=VALUE, e.g. label=tumor")
+    return {name: text for name, _, text in pairs}
+
+
 def weight_average_of(value: Any) -> float | str | None:
     """Reads the decay of a moving average, or `swad`; raises `ValueError` for anything else."""
     if value is None or value == "swad":
@@ -35,3 +45,10 @@ def weight_average_of(value: Any) -> float | str | None:
     if not 0 < decay < 1:
         raise ValueError("give a decay above 0 and below 1, e.g. 0.99, or swad")
     return decay
+
+
+def ordered_window(window: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Returns the window; raises `ValueError` if its ends are not in order."""
+    if window is not None and window[0] >= window[1]:
+        raise ValueError("the first number must be below the second")
+    return window

@@ -4,6 +4,7 @@
 SourceData, which does not hold the target domains.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from solodg.runs.calibration import calibrate
 from solodg.runs.config import SWAD, Machine, RunConfig
 from solodg.runs.devices import on_first
 from solodg.runs.fit import Schedule, fit, start
-from solodg.runs.folder import FINISHED, check_no_turns
+from solodg.runs.folder import FINISHED, check_no_turns, portable
 from solodg.runs.folds import gather_evidence
 from solodg.runs.metrics_log import Log, metrics_log, validation_curve
 from solodg.runs.model_card import write_card
@@ -32,6 +33,7 @@ from solodg.runs.opened_data import ShowData
 from solodg.runs.pose_training import train_pose
 from solodg.runs.selection import Selection
 from solodg.runs.training_state import STATE, Score, TrainingState
+from solodg.runs.workplace import Workplace
 from solodg.seeding import derive
 from solodg.storage import write_json
 
@@ -165,7 +167,7 @@ def _train(
     state = start(fabric, algorithm, schedule)
     state.restore(fabric, folder, work.say)
     bar = work.progress.bar("Training", schedule.last, state.step)
-    with metrics_log(fabric, folder) as log, bar as advance:
+    with _log(work, config, folder) as log, bar as advance:
         selection = _selection(setup, source, centres, log, folder if save_model else None)
         for step, losses in fit(fabric, state, loader, augment, schedule):
             if step % LOG_EVERY == 0 or step == schedule.last:
@@ -192,9 +194,14 @@ def _solve(
     state = TrainingState(algorithm, algorithm, None, algorithm, step=1)
     with work.progress.stage("Solving the classifier"):
         closed_form.solve(work, algorithm, source)
-    with metrics_log(work.fabric, folder) as log:
+    with _log(work, setup.config, folder) as log:
         selection = _selection(setup, source, centres, log, folder if save_model else None)
         selection.validate(state, is_last=True)
+
+
+def _log(work: Workplace, config: RunConfig, folder: Path) -> AbstractContextManager[Log]:
+    settings = portable(config)
+    return metrics_log(work.fabric, folder, work.machine.logger, settings, work.say)
 
 
 def _selection(

@@ -1,0 +1,1 @@
+"""Runs on the Hugging Face Hub: what is pushed, and how it is read back."""
