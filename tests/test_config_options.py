@@ -33,7 +33,7 @@ def test_every_field_is_an_option_of_train_except_what_only_plans_set() -> None:
     options = set(inspect.signature(train).parameters)
     fields = set(RunConfig.model_fields) | set(Machine.model_fields)
     assert fields - options == {"score_on"}
-    assert options - fields == {"output", "preset", "resume", "estimate"}
+    assert options - fields == {"output", "preset", "resume", "estimate", "quiet"}
 
 
 def test_bench_shares_options_of_the_machine_with_train() -> None:
