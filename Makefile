@@ -116,6 +116,7 @@ bench: install-dev
 	$(BIN)/python -m benchmarks.onnx
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.loader $(DATA)
+	$(BIN)/python -m benchmarks.large_data
 	$(BIN)/python -m benchmarks.frozen_pacs $(DATA) $(WEIGHTS)
 	$(BIN)/python -m benchmarks.estimator_pacs $(DATA) $(WEIGHTS)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from solodg.bench.plan import read_plan
 from solodg.bench.records import RECORDS, Results, append_cell, read_results
 from solodg.bench.runner import pending, run_serially
 from solodg.cli import app
+from solodg.errors import UserError
 from solodg.progress import NoProgress
 from solodg.runs.config import Machine
 from solodg.storage import read_lines, try_lock
@@ -281,18 +283,122 @@ def test_the_estimate_knows_single_sources_and_missing_data(tmp_path: Path) -> N
     assert estimate_training_seconds(nowhere, Machine(), Results([]), NoProgress()) == {}
 
 
-def test_ray_gives_the_serial_records_and_the_reasons_of_failures(
-    whole: Path, tmp_path: Path
-) -> None:
-    """Two workers of one thread each, against one process of one thread."""
+CLUSTER = """
+import sys, ray
+ray.init(address="local", num_cpus=2, num_gpus=1, _memory=2**31, include_dashboard=False,
+         log_to_driver=False, configure_logging=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[tuple[str, int]]:
+    """Address and process of a Ray cluster of 2 CPUs, 2 GB, and a GPU that is only declared."""
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip(), process.pid
+        process.stdin.close()
+
+
+def working(cluster: int) -> set[int]:
+    """The processes of a Ray cluster that run a cell now."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
+    parents = {int(pid): int(parent) for pid, parent, *_ in rows}
+
+    def of_cluster(pid: int) -> bool:
+        while pid in parents and pid != cluster:
+            pid = parents[pid]
+        return pid == cluster
+
+    found = {int(pid) for pid, _, *args in rows if args and args[0].startswith("ray::_work")}
+    return {pid for pid in found if of_cluster(pid)}
+
+
+def test_ray_places_cells_survives_a_killed_worker_and_gives_the_serial_records(
+    whole: Path, tmp_path: Path, cluster: tuple[str, int]
+) -> None:
+    """Workers of one thread, against one process of one thread."""
     path, output = tmp_path / "toy.yaml", tmp_path / "ray"
     broken = "  - {name: broken, run: {algorithm: solo, arguments: {test_samples: 3}}}\n"
-    path.write_text(PLAN.replace("notes:", broken + "notes:"))
-    done = solodg_bench(path, "--output", output, "--on", "ray", "--ray-workers", 2)
-    assert done.returncode == 1, done.stderr
-    assert "4 cells run, 2 failed" in done.stderr
-    assert numbers(output) == numbers(whole)
-    failed = read_results(output / RECORDS).failed
-    assert len(failed) == 2
-    assert all("test_samples" in reason for reason in failed.values())
+    path.write_text(PLAN.replace("notes:", broken + "notes:").replace("[0, 1]", "[0]"))
+    address, process = cluster
+    on_ray = [path, "--output", output, "--on", "ray", "--ray-address", address]
+
+    refused = solodg_bench(*on_ray, "--ray-gpus-per-cell", 1, "--ray-memory-gb-per-cell", 3)
+    assert refused.returncode == 2, refused.stderr
+    said = " ".join(refused.stderr.split())
+    assert "1 CPU, 1 GPU, 3 GB of memory" in said
+    assert "2 CPU, 1 GPU, 2 GB of memory" in said
+
+    running = subprocess.Popen(command(*on_ray), stderr=subprocess.PIPE, text=True)
+    killed, at_once = 0, 0
+    while running.poll() is None:
+        found = working(process)
+        at_once = max(at_once, len(found))
+        begun = [*(output / "runs").glob("*/config.json")]
+        if not killed and found and begun:
+            killed = found.pop()
+            os.kill(killed, signal.SIGKILL)
+        time.sleep(0.05)
+    said = running.communicate()[1]
+    assert running.returncode == 1, said
+    assert killed
+    assert at_once == 1  # of two CPUs, since there is one GPU
+    assert "2 cells run, 1 failed" in said
+    assert numbers(output) == {k: v for k, v in numbers(whole).items() if k in numbers(output)}
+    assert len(read_lines(output / RECORDS)) == 2 * len(next(iter(numbers(whole).values()))) + 1
+    (reason,) = read_results(output / RECORDS).failed.values()
+    assert "test_samples" in reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "accelerator", "cells"),
+    [
+        ({}, "auto", 3),  # a GPU each, as there are some
+        ({}, "cpu", 12),
+        ({"gpus": 0}, "auto", 12),
+        ({"gpus": 0.5}, "auto", 6),
+        ({"gpus": 0.1, "cpus": 2}, "auto", 5),
+        ({"gpus": 2}, "auto", 1),
+        ({"memory_gb": 8}, "cpu", 5),
+        ({"memory_gb": 8, "gpus": 0.5}, "cuda", 3),
+    ],
+)
+def test_slots_are_counted_machine_by_machine(asked: dict, accelerator: str, cells: int) -> None:
+    ray = pytest.importorskip("solodg.bench.ray")
+    gb = 1024.0**3
+    nodes = [
+        ray.Node("a", {"CPU": 4.0, "GPU": 2.0, "memory": 16 * gb}),
+        ray.Node("b", {"CPU": 6.0, "GPU": 1.0, "memory": 8 * gb}),
+        ray.Node("c", {"CPU": 2.0, "memory": 20 * gb}),
+    ]
+    needed = ray.CellResources(**asked).needed(accelerator, nodes)
+    assert ray.slots(nodes, needed) == cells
+
+
+def test_no_slot_and_wrong_amounts_are_said_at_once(solodg) -> None:
+    ray = pytest.importorskip("solodg.bench.ray")
+    nodes = [ray.Node("a", {"CPU": 4.0}), ray.Node("b", {"CPU": 2.0, "GPU": 1.0})]
+    for asked in ({"cpus": 3, "gpus": 1}, {"gpus": 2}, {"memory_gb": 1}):
+        with pytest.raises(UserError, match="a has 4 CPU; b has 2 CPU, 1 GPU"):
+            ray.slots(nodes, ray.CellResources(**asked).needed("cpu", nodes))
+    with pytest.raises(UserError, match="share of one GPU"):
+        ray.CellResources(gpus=1.5).needed("cpu", nodes)
+    for options in (
+        ["--ray-gpus-per-cell", 1],
+        ["--on", "ray", "--ray-gpus-per-cell", -1],
+        ["--on", "ray", "--ray-memory-gb-per-cell", 0],
+        ["--on", "ray", "--ray-address", "auto", "--ray-workers", 2],
+    ):
+        for name in ("bench", "tune"):
+            code, _, err = solodg(name, "plan.yaml", *options)
+            assert code == 2
+            assert str(options[-2]) in err

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from solodg.data import images
 from solodg.data.decode import BadImageError, decode
 from solodg.data.images import ImageFiles, MemoryBudget
 from solodg.errors import UserError
@@ -198,6 +199,16 @@ def test_bad_images_are_found_beforehand(tmp_path: Path) -> None:
     assert list(bad) == [2]
     assert "2.png" in str(bad[2])
     assert sum(done) == 5
+
+
+def test_few_files_wait_for_the_threads_however_many_there_are(tmp_path: Path) -> None:
+    names = [f"{i}.png" for i in range(2000)]  # which do not exist
+    files = ImageFiles(tmp_path, names, channels=1, size=8, budget=MemoryBudget(0))
+    waiting = []
+    bad = files.bad_images(lambda count: waiting.append(images._decoders()._work_queue.qsize()))
+    assert sorted(bad) == list(range(2000))
+    assert max(waiting) <= 256
+    assert len(files.keys()) == 2000
 
 
 def test_an_image_without_pixels_and_a_pipe_are_refused(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -23,6 +26,7 @@ from solodg.bench.comparison import comparison_table
 from solodg.bench.plan import read_plans
 from solodg.bench.records import read_results
 from solodg.cli import app
+from solodg.cli.cells import Where
 from solodg.data import DATASETS
 from solodg.serving.settings import ServerSettings
 
@@ -121,6 +125,32 @@ def test_every_command_of_the_docs_exists_with_its_options(page: Path) -> None:
             assert command[0] in ("pip", "curl", "python")
     for plan in re.findall(r"configs/[a-z_/]+\.yaml", page.read_text()):
         assert (ROOT / plan).is_file()
+
+
+def test_the_scripts_and_the_manifest_of_the_cluster_page_hold_together(tmp_path: Path) -> None:
+    page = (DOCS / "howto" / "cluster.md").read_text()
+    scripts = blocks("sh", page)
+    assert len(scripts) == 3
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        (line,) = re.findall(r"^.*solodg (?:bench|train) .*$", script, re.MULTILINE)
+        name, *words = line.partition("solodg ")[2].split()
+        for flag in (word for word in words if word.startswith("--")):
+            assert re.search(rf"{flag}\b", solodg(name, "--help")), flag
+    (manifest,) = blocks("yaml", page)
+    job = yaml.safe_load(manifest)
+    assert job["kind"] == "RayJob"
+    asked = shlex.split(job["spec"]["entrypoint"])
+    where = Where.checked(
+        {flag[2:].replace("-", "_"): value for flag, value in itertools.pairwise(asked)}
+    )
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    has = container["resources"]["limits"]
+    assert where.ray_gpus_per_cell == has["nvidia.com/gpu"]
+    assert where.ray_memory_gb_per_cell < int(has["memory"].removesuffix("Gi"))
+    paths = [word for word in asked if word.startswith("/")]
+    assert all(word.startswith(container["volumeMounts"][0]["mountPath"]) for word in paths)
 
 
 def test_the_readme_is_short() -> None:

@@ -3,8 +3,11 @@
 Workers train and score; only this process writes records. The output folder must have the same
 path on every machine. If the machines share it, an interrupted training continues on any of them;
 otherwise a cell that moves to another machine starts again.
+
+A cell whose process is killed is tried again twice, then recorded as failed.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Sequence
@@ -31,17 +34,87 @@ except ImportError as error:
     ) from error
 
 
+RETRIES = 2  # of a cell whose process is killed
+_GB = 1024**3
+_ON_NO_GPU = ("cpu", "mps")  # accelerators that Ray does not place
+
+
+class CellResources(NamedTuple):
+    """What each cell asks of the machine that runs it. Ray places by it; it enforces no limit.
+
+    Without `gpus` it is one GPU if the cluster has any and the accelerator may be one.
+    """
+
+    cpus: int = 1  # also the number of threads
+    gpus: float | None = None
+    memory_gb: float | None = None
+
+    def needed(self, accelerator: str, nodes: Sequence["Node"]) -> "Amounts":
+        """Returns the amounts by Ray's names: CPU, GPU, and memory in bytes."""
+        gpus = self.gpus
+        if gpus is None and accelerator == "auto":
+            gpus = float(any(node.has.get("GPU", 0) for node in nodes))
+        elif gpus is None:
+            gpus = float(accelerator not in _ON_NO_GPU)
+        if gpus > 1 and gpus != int(gpus):
+            raise UserError(
+                f"--ray-gpus-per-cell {gpus:g}: give a share of one GPU, e.g. 0.5, or a whole "
+                "number."
+            )
+        memory = int((self.memory_gb or 0) * _GB)
+        return {"CPU": float(self.cpus), "GPU": gpus, "memory": float(memory)}
+
+
+Amounts = dict[str, float]  # of CPU, GPU, and memory in bytes
+
+
+class Node(NamedTuple):
+    """A machine of a Ray cluster, and what it has in all."""
+
+    name: str
+    has: Amounts
+
+    def room_for(self, needed: Amounts) -> int:
+        """Returns how many cells it can run at once."""
+        return min(math.floor(self.has.get(k, 0) / v + 1e-9) for k, v in needed.items() if v)
+
+
+def slots(nodes: Sequence[Node], needed: Amounts) -> int:
+    """Returns how many cells the machines can run at once; raises `UserError` if it is none.
+
+    Ray would wait for ever for a machine that is large enough.
+    """
+    count = sum(node.room_for(needed) for node in nodes)
+    if count == 0:
+        found = "; ".join(f"{node.name} has {_words(node.has)}" for node in nodes)
+        raise UserError(
+            f"no machine of the Ray cluster can run a cell, which asks for {_words(needed)}: "
+            f"{found or 'there is none'}. Ask for less (--ray-cpus-per-cell, --ray-gpus-per-cell, "
+            "--ray-memory-gb-per-cell), or add a machine and repeat the command."
+        )
+    return count
+
+
+def _words(amounts: Amounts) -> str:
+    """Returns amounts for a person: `2 CPU, 0.5 GPU, 8 GB of memory`."""
+    words = [f"{amounts[name]:g} {name}" for name in ("CPU", "GPU") if amounts.get(name)]
+    if amounts.get("memory"):
+        words.append(f"{amounts['memory'] / _GB:.3g} GB of memory")
+    return ", ".join(words) or "nothing"
+
+
 def run_on_ray(
     cells: Sequence[Cell],
     machine: Machine,
     output: Path,
+    resources: CellResources,
     *,
     address: str | None,
     progress: Progress,
     say: Say,
     workers: int | None = None,
 ) -> Tally:
-    """Runs the pending cells, as many at a time as the cluster has CPUs or GPUs.
+    """Runs the pending cells, as many at a time as the cluster has `resources` for.
 
     `address` is that of a running cluster; None starts a local one with `workers` CPUs.
     """
@@ -62,6 +135,7 @@ def run_on_ray(
             [replace(cell, config=absolute_config(cell.config)) for cell in cells],
             absolute_machine(machine),
             output.resolve(),
+            resources,
             progress,
             say,
         )
@@ -69,17 +143,34 @@ def run_on_ray(
         ray.shutdown()
 
 
+def _nodes() -> list[Node]:
+    """Returns the living machines of the cluster."""
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Node(n["NodeManagerHostname"], n["Resources"]) for n in found if n["Alive"]]
+
+
 def _run(
-    cells: Sequence[Cell], machine: Machine, output: Path, progress: Progress, say: Say
+    cells: Sequence[Cell],
+    machine: Machine,
+    output: Path,
+    resources: CellResources,
+    progress: Progress,
+    say: Say,
 ) -> Tally:
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus = 1 if resources.get("GPU", 0) else 0
-    task = ray.remote(_work).options(num_cpus=1, num_gpus=gpus, max_retries=2)
+    nodes = _nodes()
+    needed = resources.needed(machine.accelerator, nodes)
+    at_once = slots(nodes, needed)
+    task = ray.remote(_work).options(
+        num_cpus=needed["CPU"],
+        num_gpus=needed["GPU"],
+        memory=needed["memory"] or None,
+        max_retries=RETRIES,
+    )
     runs: dict[str, list[Cell]] = {}
     for cell in pending(cells, output):
         runs.setdefault(cell.run_key, []).append(cell)
     record = Recorder(output, sum(len(group) for group in runs.values()), say)
-    say(f"{record.total} cells on {resources.get('CPU', 0):.0f} CPUs.")
+    say(f"{record.total} cells, up to {at_once} at a time, each with {_words(needed)}.")
     bar = progress.bar("Running cells", record.total)
     with ExitStack() as locks, bar as advance:
         waiting: dict[Any, list[Cell]] = {}

@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solodg.cli.cells import (
-    SOME_FAILED,
-    OnOption,
-    RayAddressOption,
-    RayWorkersOption,
-    Where,
-    run_cells,
-)
-from solodg.cli.config_options import options_of, validated, with_options
+from solodg.cli.cells import SOME_FAILED, WHERE_OPTIONS, Where, run_cells
+from solodg.cli.config_options import validated, with_options
 from solodg.cli.console import err, out, shown
 from solodg.cli.options import Quiet
 from solodg.errors import UserError
@@ -24,7 +17,7 @@ if TYPE_CHECKING:
     from solodg.progress import Progress, Say
 
 
-@with_options(*options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
+@with_options(*WHERE_OPTIONS)
 def bench(
     config: Annotated[
         Path | None, typer.Argument(help="A plan, e.g. configs/quick/ablation.yaml.")
@@ -58,11 +51,8 @@ def bench(
         str | None,
         typer.Option(help="With --verify: path of your own images, if the record is of such."),
     ] = None,
-    on: OnOption = "local",
-    ray_address: RayAddressOption = None,
-    ray_workers: RayWorkersOption = None,
     quiet: Quiet = False,
-    **machine_options: Any,
+    **options: Any,
 ) -> None:
     """Run a plan (methods x targets x seeds), record the scores and write a table.
 
@@ -77,13 +67,13 @@ def bench(
     for the first, and for the second where the file has two other seeds of the run and the
     difference is inside their spread, else 1.
     """
-    machine, (progress, say) = validated(Machine, machine_options), shown(quiet)
+    machine, (progress, say) = validated(Machine, options), shown(quiet)
     if verify is not None:
         _verify(verify, machine, weights, dataset, progress)
         return
     if config is None:
         raise UserError("give a plan, e.g. solodg bench configs/quick/ablation.yaml.")
-    where = Where.checked(on, ray_address, ray_workers)
+    where = Where.checked(options)
     with progress.stage("Loading PyTorch"):
         from solodg.bench.plan import read_plans
 

@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solodg.cli.cells import (
-    SOME_FAILED,
-    OnOption,
-    RayAddressOption,
-    RayWorkersOption,
-    Where,
-    run_cells,
-)
+from solodg.cli.cells import SOME_FAILED, WHERE_OPTIONS, Where, run_cells
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import err, out, shown
 from solodg.cli.options import Quiet
@@ -30,7 +23,7 @@ _NOT_OPTIONS = ("devices", "num_nodes", "select")
 _OPTIONS = [o for o in options_of(RunConfig) if o.name not in _NOT_OPTIONS]
 
 
-@with_options(*_OPTIONS, *options_of(Machine, "data_dir", "cache_dir", "download", "accelerator"))
+@with_options(*_OPTIONS, *WHERE_OPTIONS)
 def tune(
     output: Annotated[
         Path, typer.Option(help="Folder for records, runs and tables; searches may share it.")
@@ -43,9 +36,6 @@ def tune(
             min=1,
         ),
     ] = 60,
-    on: OnOption = "local",
-    ray_address: RayAddressOption = None,
-    ray_workers: RayWorkersOption = None,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -63,7 +53,7 @@ def tune(
     with progress.stage("Loading PyTorch"):
         from solodg.bench.search import Search, searches_of
 
-    where = Where.checked(on, ray_address, ray_workers)
+    where = Where.checked(options)
     machine = validated(Machine, options)
     found: list[tuple[Row | None, Search]]
     if Path(options["dataset"]).suffix.lower() in _PLAN_ENDINGS:

@@ -7,20 +7,22 @@ a second thread would start a second pool of workers that competes with the mode
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from solodg.data.decode import BadImageError, decode
-from solodg.pixels import Window
+from solodg.pixels import BadImageError, Pixels, Window, decode_pixels
 
 Indices = Sequence[int] | np.ndarray
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_AT_ONCE = 256  # files that wait for the threads: each waiting one takes more than a kilobyte
 
 
 class Images(Protocol):
@@ -107,7 +109,7 @@ class ImageFiles:
         self.root, self.paths = root, list(paths)
         self.channels, self.size, self.budget, self.window = channels, size, budget, window
         self.guessed: set[int] = set()
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Pixels] = {}  # arrays: a small tensor takes much more besides
         self._keys: list[str] | None = None  # once they are asked for: it reads all files
 
     def __len__(self) -> int:
@@ -117,12 +119,12 @@ class ImageFiles:
         """Returns the chosen images, (B, channels, size, size) uint8; decodes those not kept."""
         wanted = [int(i) for i in indices]
         missing = [i for i in wanted if i not in self._kept]
-        decoded = dict(zip(missing, _decoders().map(self._decode, missing), strict=True))
+        decoded = dict(zip(missing, _in_threads(self._decode, missing), strict=True))
         shape = (self.channels, self.size, self.size)
         if not wanted:
             return torch.empty(0, *shape, dtype=torch.uint8)
         pixels = (decoded[i] if i in decoded else self._kept[i] for i in wanted)
-        return torch.from_numpy(np.stack([p.numpy() for p in pixels]))
+        return torch.from_numpy(np.stack(list(pixels)))
 
     def subset(self, indices: Indices) -> "ImageFiles":
         """Returns the chosen files, with those of their images that are decoded already."""
@@ -139,7 +141,7 @@ class ImageFiles:
         return list(self._keys)
 
     def _read_keys(self) -> list[str]:
-        contents = _decoders().map(self._content, self.paths)
+        contents = _in_threads(self._content, self.paths)
         return [f"{path}:{content}" for path, content in zip(self.paths, contents, strict=True)]
 
     def _chosen(self, chosen: Sequence[int]) -> "ImageFiles":
@@ -173,24 +175,31 @@ class ImageFiles:
                 bad[index] = error
             count_done(1)
 
-        list(_decoders().map(attempt, range(len(self))))
+        for _ in _in_threads(attempt, range(len(self))):
+            pass
         return bad
 
     def _source(self, index: int) -> Path | bytes:
         """Returns what is decoded: a path, or the content of a file."""
         return self.root / self.paths[index]
 
-    def _decode(self, index: int) -> Tensor:
-        pixels = decode(
+    def _decode(self, index: int) -> Pixels:
+        pixels = decode_pixels(
             self._source(index),
             channels=self.channels,
             size=self.size,
             window=self.window,
             on_guess=lambda: self.guessed.add(index),
         )
-        if index not in self._kept and self.budget.reserve(pixels.numel()):
+        if index not in self._kept and self.budget.reserve(pixels.nbytes):
             self._kept[index] = pixels
         return pixels
+
+
+def _in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yields the results in order. Few items wait for the threads at a time."""
+    for start in range(0, len(items), _AT_ONCE):
+        yield from _decoders().map(work, items[start : start + _AT_ONCE])
 
 
 @cache

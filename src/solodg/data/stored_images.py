@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
-from solodg.data.decode import BadImageError
 from solodg.data.images import ImageFiles, MemoryBudget, digest
 from solodg.data.loading import Loading
+from solodg.pixels import BadImageError, Pixels
 
 
 class StoredImages(ImageFiles):
@@ -40,7 +38,7 @@ class StoredImages(ImageFiles):
         contents, places = [self._contents[i] for i in chosen], [self.paths[i] for i in chosen]
         return StoredImages(contents, places, self._loading, self.budget)
 
-    def _decode(self, index: int) -> Tensor:
+    def _decode(self, index: int) -> Pixels:
         try:
             return super()._decode(index)
         except BadImageError as error:
