@@ -90,7 +90,8 @@ MODULES = {
     "runs": """
         __init__ allocator cache_folder option row_files
         machine
-        averaged_runs config model_info origin predictions statistics stored_arguments
+        averaged_runs config model_info origin predictions recorded_scores statistics
+        stored_arguments
         defaults dense_average devices metrics_log named_settings novelty presets
         metrics
         class_metrics coverage temperature

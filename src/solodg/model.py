@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from solodg.algorithms import Algorithm
     from solodg.predict.torch import Predictor
+    from solodg.runs.recorded_scores import RecordedScores
     from solodg.runs.scores import Scores
     from solodg.serving.settings import ServerSettings
 
@@ -172,6 +173,10 @@ class Model(ImagePredictor):
         """
         return self.predictor.adapted_classifier(image)
 
+    def recorded_scores(self) -> "list[RecordedScores]":
+        """Returns the recorded scores, the latest of each domain; a file holds those of before."""
+        return self.predictor.recorded_scores()
+
     def to(self, device: "torch.device | str", precision: str | None = None) -> "Model":
         """Moves the model to a device and returns it; an exported file stays on the CPU.
 
@@ -271,13 +276,9 @@ class Model(ImagePredictor):
             from solodg.explain.drawer import figure_drawer
 
             draw = figure_drawer(self._path, self.predictor, data_dir, progress, say)
-        name = self._path.resolve().name
-        limits = settings or ServerSettings()
-        at = stderr_output(True)[1]
-        serve(
-            self.predictor, name, limits, host=host, port=port, draw=draw, progress=progress,
-            say=say, announce=at,
-        )  # fmt: skip
+        name, at = self._path.resolve().name, stderr_output(True)[1]
+        serve(self.predictor, name, settings or ServerSettings(), host=host, port=port, draw=draw,
+              progress=progress, say=say, announce=at)  # fmt: skip
 
 
 def _checked_name(name: str | None) -> str:

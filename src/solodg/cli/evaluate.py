@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from solodg.progress import Progress
     from solodg.runs.evaluate import ScoredRecord
     from solodg.runs.operating_point import OperatingPoint
+    from solodg.runs.scores import Scores
     from solodg.runs.temperature import Temperature
 
 _MOST_CLASSES = 20  # in a table on the terminal; --json has all
@@ -115,6 +116,7 @@ def evaluate(
         from solodg.runs.evaluate import append_records, score_run
         from solodg.runs.folder import RESULTS, moved_machine
         from solodg.runs.operating_point import operating_point
+        from solodg.runs.recorded_scores import recordable
         from solodg.runs.stream import Stream
         from solodg.runs.temperature import load_temperature
 
@@ -139,7 +141,8 @@ def evaluate(
         labelled = _check_exported(run, on, as_stream, sensitivity, options["accelerator"])
         exported = OnnxPredictor.load(run)
         scored = score_exported(exported, labelled, **common)
-        show_scores(scored, exported.classes, None, None, json_, progress)
+        found = intervals(scored, exported.classes, progress)
+        show_scores(scored, found, None, None, json_)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
     info, machine = load_info(run), moved_machine(run, data_dir)
@@ -154,13 +157,20 @@ def evaluate(
         stream=validated(Stream, given) if as_stream else None,
         **common,
     )
+    found = intervals(scored, info.classes, progress)
     problem: OSError | None = None
     try:  # first: whoever reads the output may close it early
-        append_records(run, [domain.record for domain in scored])
+        append_records(
+            run,
+            [
+                domain.record.model_copy(update={"scores": recordable(scores.to_json())})
+                for domain, scores in zip(scored, found, strict=True)
+            ],
+        )
     except OSError as error:
         problem = error
     temperature = None if as_stream else load_temperature(run)
-    show_scores(scored, info.classes, point, temperature, json_, progress)
+    show_scores(scored, found, point, temperature, json_)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {run / RESULTS}: "
@@ -207,25 +217,31 @@ def _check_exported(
     return on
 
 
+def intervals(
+    scored: Sequence["ScoredRecord"], classes: Sequence[str], progress: "Progress"
+) -> list["Scores"]:
+    """Computes all metrics of every domain, with their intervals."""
+    from solodg.runs.scores import score
+
+    with progress.stage("Computing intervals"):
+        return [score(s.predictions, s.labels, classes, s.groups) for s in scored]
+
+
 def show_scores(
     scored: Sequence["ScoredRecord"],
-    classes: Sequence[str],
+    found: Sequence["Scores"],
     point: "OperatingPoint | None",
     temperature: "Temperature | None",
     json_: bool,
-    progress: "Progress",
 ) -> None:
     """Prints the scores of every domain: as JSON lines, or as tables."""
     from solodg.runs.coverage import coverage, coverage_table
-    from solodg.runs.scores import score
     from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
     from solodg.runs.temperature import effect_text
 
-    with progress.stage("Computing intervals"):
-        found = [score(s.predictions, s.labels, classes, s.groups) for s in scored]
-        at_threshold = [
-            point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
-        ]
+    at_threshold = [
+        point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
+    ]
     if json_:
         for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
             line = domain.record.model_dump() | {"scores": scores.to_json()}

@@ -17,6 +17,7 @@ from solodg.inference import inference_batch_size
 from solodg.pixels import ImageLike, Pixels, pixels_of
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.predictions import Prediction, Predictions
+from solodg.runs.recorded_scores import RecordedScores
 
 
 class ImagePredictor(ABC):
@@ -66,6 +67,13 @@ class ImagePredictor(ABC):
             "an exported file does not return its classifiers: load the run that it was exported "
             "from."
         )
+
+    def recorded_scores(self) -> list[RecordedScores]:
+        """Returns the scores recorded for the model, the latest of each domain; there may be none.
+
+        Those of an exported file were recorded before its export.
+        """
+        return []
 
     def _predict_all(self, images: Sequence[ImageLike]) -> list[Prediction]:
         results = []
