@@ -11,8 +11,10 @@ from solodg.runs.defaults import is_closed_form
 from solodg.runs.evidence import Evidence
 from solodg.runs.folder import CARD, read_config, read_evidence, read_origin, read_versions
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.novelty import load_novelty
 from solodg.runs.settings_text import method_text, settings_text, weights_text
 from solodg.runs.site_estimate import SiteEstimate, estimate_rows, read_estimate
+from solodg.runs.temperature import load_temperature
 from solodg.storage import write_atomically
 
 _MOST_NAMES = 50  # of classes or domains that a card lists
@@ -53,6 +55,7 @@ def card_text(folder: Path) -> str:
         "Training": _training(folder, config, info, estimate),
         "What adapts to each image": _adaptation(folder, info),
         "Scores": _scores(folder, config, estimate),
+        "When not to answer": _trust(folder),
         "Limits": _limits(config, info, estimate),
         "Use": _USE,
         "Versions": ", ".join(f"{n} {v}" for n, v in read_versions(folder).items()) + ".",
@@ -172,6 +175,17 @@ def _scores(folder: Path, config: ResolvedConfig, estimate: SiteEstimate | None)
         texts += [estimate.sentence(), _table(titles, rows)]
         texts += estimate.remarks()
     return "\n\n".join(texts)
+
+
+def _trust(folder: Path) -> str:
+    """Says what the novelty of an image means, and what temperature was fitted."""
+    novelty, temperature = load_novelty(folder), load_temperature(folder)
+    return _bullets(
+        {
+            "novelty": f"0 to 1; {novelty.basis}" if novelty else "none was computed",
+            "temperature": temperature.sentence() if temperature else "none was fitted",
+        }
+    )
 
 
 def _limits(config: ResolvedConfig, info: ModelInfo, estimate: SiteEstimate | None) -> str:
