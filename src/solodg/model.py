@@ -246,7 +246,7 @@ class Model(ImagePredictor):
         Returns the largest difference of its results from those of PyTorch.
         """
         if isinstance(self.predictor, OnnxPredictor):
-            raise UserError(f"{self._path} is exported already: save(path) copies it.")
+            raise UserError(f"{self._path} is exported already: copy the file.")
         from solodg.predict.export import export_onnx
 
         return export_onnx(self.predictor, Path(path))

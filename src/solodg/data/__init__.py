@@ -69,6 +69,11 @@ def dataset_spec(name: str) -> DatasetSpec:
     hint = "Or give the path of a folder domain/class/image, or of a CSV manifest."
     if path.exists():
         raise UserError(f"{name} is neither a folder nor a .csv manifest. {hint}")
+    if path.suffix or len(path.parts) > 1:  # no dataset is named so
+        raise UserError(
+            f"nothing at {name}: expected a folder domain/class/image, a CSV manifest, or the name "
+            "of a dataset. `solodg datasets` lists these."
+        )
     raise unknown_name("dataset", name, DATASETS, hint)
 
 

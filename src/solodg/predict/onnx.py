@@ -88,6 +88,11 @@ class OnnxPredictor(ImagePredictor):
 
 def is_onnx(path: str | Path) -> bool:
     """Returns whether a path names an ONNX file, by its suffix."""
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"a model of type {type(path).__name__}: expected the path of a run folder or of an "
+            f"exported file that ends with {SUFFIX}."
+        )
     return Path(path).suffix.lower() == SUFFIX
 
 
