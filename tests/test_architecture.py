@@ -92,7 +92,8 @@ MODULES = {
     "runs": """
         __init__ allocator cache_folder option row_files
         machine
-        averaged_runs config model_info origin predictions statistics stored_arguments
+        averaged_runs config model_info origin predictions recorded_scores statistics
+        stored_arguments
         defaults dense_average devices loggers named_settings novelty presets
         metrics metrics_log
         class_metrics coverage temperature
@@ -104,7 +105,7 @@ MODULES = {
         map_cache
         target_images stream
         folder opened_data build checkpoint settings_text
-        site_estimate stored_scores
+        site_estimate
         card_metadata
         calibration clock domain_rotations fitting_runs scored_data validation
         open_parts operating_point site_data workplace

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from conftest import write_images
 from solodg import cli
+from solodg.cli.predict import image_paths
 from solodg.data import DATASETS, DomainDataset, rotated
+from solodg.errors import UserError
 
 FAST = ["--backbone", "small_cnn", "--image-size", "32", "--steps", "4", "--context-images", "2",
         "--accelerator", "cpu"]  # fmt: skip
@@ -60,6 +62,11 @@ def test_records_as_json(solodg, trained) -> None:
     assert str(trained[1].parent) not in out  # no path of a machine
 
 
+def test_a_folder_without_images_is_an_error_that_says_what_images_end_with(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"no images in folder .*: expected files .*\.dcm .*\.png"):
+        image_paths([str(tmp_path)])
+
+
 def test_a_bad_image_among_good_ones_is_named_and_the_others_answered(solodg, trained, tmp_path):
     run, images = trained
     (tmp_path / "bad.png").write_bytes(b"no image")
@@ -84,6 +91,7 @@ def test_datasets_are_listed_with_what_is_found(solodg, tmp_path) -> None:
 
 MISTAKES = {
     "unknown dataset": (["train", "pasc"], "Did you mean 'pacs'"),
+    "no such file": (["train", "scans/sites.csv"], "nothing at scans/sites.csv: expected a folder"),
     "unknown target": (["train", "toy", "--target", "skyy"], "Did you mean 'sky'"),
     "unknown backbone": (["train", "toy", "--backbone", "resnet118"], "resnet18"),
     "unknown algorithm": (["train", "toy", "--algorithm", "sol"], "Did you mean 'solo'"),

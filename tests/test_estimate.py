@@ -19,8 +19,10 @@ from solodg.runs.config import Machine, RunConfig
 from solodg.runs.estimate import train_with_estimate
 from solodg.runs.evaluate import evaluate_run
 from solodg.runs.evidence import Evidence
+from solodg.runs.novelty import LEFT_OUT
 from solodg.runs.open_parts import PartDecision
 from solodg.runs.site_estimate import METRICS, estimate_rows, read_estimate
+from solodg.runs.temperature import load_temperature
 from solodg.runs.train import train_run
 from solodg.runs.turn_choices import chosen_steps, evidence_of_turns
 from solodg.storage.tensors import read_tensors
@@ -129,6 +131,8 @@ def test_the_model_card_has_the_sites_the_choices_and_the_estimate(run: Path) ->
     assert "classes: benign, malign" in card
     assert "left out (targets): none" in card
     assert "16 pixels" in card
+    assert f"- novelty: 0 to 1; {LEFT_OUT}" in card
+    assert f"- temperature: {load_temperature(run).sentence()}" in card
     evidence = json.loads((run / "evidence.json").read_text())
     assert all(part["why"] in card for part in evidence["parts"])
     estimate = read_estimate(run)

@@ -67,7 +67,7 @@ def test_a_pushed_run_is_private_and_has_all_that_is_needed(pushed: Hub, run: Pa
     assert pushed.visibility == {"me/scans": "private"}
     files = pushed.files("me/scans")
     assert {"model.safetensors", "model.json", "model.onnx", "README.md", "config.json",
-            "source.json", "versions.json", "results.jsonl", "scores.json"} \
+            "source.json", "versions.json", "results.jsonl"} \
             <= set(files)  # fmt: skip
     assert "state.safetensors" not in files
     for name in ("model.safetensors", "model.json"):

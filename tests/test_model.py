@@ -284,6 +284,14 @@ def test_mistakes_in_data_are_told_before_a_folder_is_made(images, tmp_path) -> 
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_no_path_and_no_image_is_told(digits_onnx) -> None:
+    with pytest.raises(UserError, match="a model of type NoneType: expected the path"):
+        solodg.load(None)
+    for wrong in (None, 42):
+        with pytest.raises(UserError, match=rf"{type(wrong).__name__}; expected a path, bytes"):
+            solodg.load(digits_onnx).predict(wrong)
+
+
 def test_public_names_are_listed_and_import_no_torch() -> None:
     code = (
         "import sys, solodg; assert {'Model', 'SoloClassifier', 'load', 'train'} <= {*dir(solodg)};"

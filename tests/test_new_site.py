@@ -162,7 +162,7 @@ def test_a_known_domain_is_said(solodg, run, site) -> None:
     ("options", "reason"),
     [
         (["--on", "nowhere"], "nothing at nowhere"),
-        (["--on", "empty"], "no images below"),
+        (["--on", "empty"], "empty: expected a folder class/image or domain/class/image"),
         (["--on", "note.txt"], "neither a folder nor a .csv"),
         (["--on", "bad.csv"], "no column 'label'"),
         (["--on", "flat"], "expected"),

@@ -1,5 +1,6 @@
 """The page as people meet it: a real browser drops real files on a real server."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 import solodg
 from browser import CHROMIUM, DRIVER, MISSING, Browser, browser
 from serving_process import listening, served
+from solodg.storage import append_line
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
@@ -78,6 +80,33 @@ def test_dropped_files_get_classes_pictures_and_errors(chromium, model, files) -
         shown = chromium.run(f"return {broken}.querySelector('[role=alert]').innerText")
         assert "cannot read image broken.png" in shown
         assert all(address.startswith((url, "blob:", "data:")) for address in chromium.requests())
+
+
+def test_the_page_shows_recorded_scores_or_that_there_are_none(
+    chromium, model, digits_run, tmp_path
+) -> None:
+    summary = "document.querySelector('#scores summary').textContent"
+    with listening(model) as url:
+        show(chromium, url)
+        assert wait(chromium, summary) == "Scores: none are recorded"
+    scores = {"overall": {"accuracy": {"value": 0.715, "low": 0.641, "high": 0.781}},
+              "classes": {"<b>": {"images": 7, "auc": {"value": 0.9, "low": None, "high": None}}},
+              "resampled": "groups"}  # fmt: skip
+    line = {"adapter": "none", "dataset": "x", "domain": "harbour", "role": "new-site",
+            "metrics": {"accuracy": 0.715, "images": 300}, "scores": scores}  # fmt: skip
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    append_line(run / "results.jsonl", line)
+    with listening(solodg.load(run)) as url:
+        show(chromium, url, width=360)
+        wanted = "Scores: accuracy 71.5 (64.1-78.1)% on harbour (new site)"
+        assert wait(chromium, summary) == wanted
+        chromium.driver.find_element("css selector", "#scores summary").click()
+        rows = chromium.run(
+            "return [...document.querySelectorAll('#scores tbody tr')].map(r => r.innerText)"
+        )
+        assert chromium.run("return document.documentElement.scrollWidth") <= 360
+    assert rows[0].split("\t")[:2] == ["harbour (new site)", "71.5 (64.1-78.1)"]
+    assert rows[1].split("\t") == ["<b>", "-", "-", "0.900", "-", "7"]
 
 
 def test_the_keyboard_is_enough_and_a_phone_is_wide_enough(chromium, model, files) -> None:

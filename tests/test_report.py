@@ -341,12 +341,12 @@ def test_a_plan_ends_with_its_page(tmp_path: Path, solodg, chromium) -> None:
             "rows": [{"name": "ERM", "run": {"algorithm": "erm"}},
                      {"name": "solo", "run": {"algorithm": "solo"}}]}  # fmt: skip
     (tmp_path / "two.yaml").write_text(json.dumps(plan))
-    code, out, err = solodg(
+    code, _, err = solodg(
         "bench", tmp_path / "two.yaml", "--output", tmp_path / "out", "--accelerator", "cpu"
     )
     assert code == 0, err
     page = tmp_path / "out" / "tables" / "two.html"
-    assert str(page) in out
+    assert str(page) in err
     chromium.open(page, width=390)
     chromium.unfold()
     assert chromium.console() == []

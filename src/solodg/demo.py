@@ -32,6 +32,7 @@ def run_demo(
 
     Training resumes where an earlier call was stopped.
     """
+    output.mkdir(parents=True, exist_ok=True)  # a mistake is told before a minute of work
     machine = Machine(data_dir=Path("no-such-folder"))  # so that the embedded digits are used
     rows: dict[str, Any] = {}
     for algorithm, name in _NAMES.items():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from solodg.algorithms import Algorithm
     from solodg.predict.torch import Predictor
+    from solodg.runs.recorded_scores import RecordedScores
     from solodg.runs.scores import Scores
     from solodg.serving.settings import ServerSettings
 
@@ -81,6 +82,10 @@ class Model(ImagePredictor):
         Only solo and solo_code write a classifier for each image; an exported file returns none.
         """
         return self.predictor.adapted_classifier(image)
+
+    def recorded_scores(self) -> "list[RecordedScores]":
+        """Returns the recorded scores, the latest of each domain; a file holds those of before."""
+        return self.predictor.recorded_scores()
 
     def to(self, device: "torch.device | str", precision: str | None = None) -> "Model":
         """Moves the model to a device and returns it; an exported file stays on the CPU.
@@ -173,7 +178,7 @@ class Model(ImagePredictor):
         Returns the largest difference of its results from those of PyTorch.
         """
         if isinstance(self.predictor, OnnxPredictor):
-            raise UserError(f"{self._path} is exported already: save(path) copies it.")
+            raise UserError(f"{self._path} is exported already: copy the file.")
         from solodg.predict.export import export_onnx
 
         return export_onnx(self.predictor, Path(path))

@@ -62,6 +62,8 @@ class Record(BaseModel):
     data: dict[str, Any]
     # What held-out source domains decided about the adaptation; empty where nothing was open.
     evidence: dict[str, Any] = Field(default_factory=dict)
+    # Intervals and scores of each class (`Scores.to_json`); empty where they were not computed.
+    scores: dict[str, Any] = Field(default_factory=dict)
     # The runs whose weights were averaged; empty for a model that was trained.
     averaged: dict[str, Any] = Field(default_factory=dict)
     time: dict[str, Any] = Field(default_factory=dict)

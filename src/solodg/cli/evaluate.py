@@ -116,7 +116,7 @@ def evaluate(
         from solodg.runs.folder import CARD, RESULTS, moved_machine
         from solodg.runs.model_card import write_card
         from solodg.runs.operating_point import operating_point
-        from solodg.runs.stored_scores import store_scores
+        from solodg.runs.recorded_scores import recordable
         from solodg.runs.stream import Stream
         from solodg.runs.temperature import load_temperature
 
@@ -142,8 +142,8 @@ def evaluate(
         labelled = _check_exported(folder, on, as_stream, sensitivity, options["accelerator"])
         exported = OnnxPredictor.load(folder)
         scored = score_exported(exported, labelled, **common)
-        found = scores_of(scored, exported.classes, progress)
-        show_scores(scored, found, exported.classes, None, None, json_)
+        found = intervals(scored, exported.classes, progress)
+        show_scores(scored, found, None, None, json_)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
     info, machine = load_info(folder), moved_machine(folder, data_dir)
@@ -160,18 +160,22 @@ def evaluate(
         stream=validated(Stream, given) if as_stream else None,
         **common,
     )
-    found = scores_of(scored, info.classes, progress)
+    found = intervals(scored, info.classes, progress)
     problem: OSError | None = None
     try:  # first: whoever reads the output may close it early
-        append_records(folder, [domain.record for domain in scored])
-        if not as_stream:
-            store_scores(folder, [domain.record for domain in scored], found)
-            if (folder / CARD).is_file():
-                write_card(folder)
+        append_records(
+            folder,
+            [
+                domain.record.model_copy(update={"scores": recordable(scores.to_json())})
+                for domain, scores in zip(scored, found, strict=True)
+            ],
+        )
+        if not as_stream and (folder / CARD).is_file():
+            write_card(folder)
     except OSError as error:
         problem = error
     temperature = None if as_stream else load_temperature(folder)
-    show_scores(scored, found, info.classes, point, temperature, json_)
+    show_scores(scored, found, point, temperature, json_)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {folder / RESULTS}: "
@@ -218,10 +222,10 @@ def _check_exported(
     return on
 
 
-def scores_of(
+def intervals(
     scored: Sequence["ScoredRecord"], classes: Sequence[str], progress: "Progress"
 ) -> list["Scores"]:
-    """Returns the scores of every domain, with intervals."""
+    """Computes all metrics of every domain, with their intervals."""
     from solodg.runs.scores import score
 
     with progress.stage("Computing intervals"):
@@ -231,7 +235,6 @@ def scores_of(
 def show_scores(
     scored: Sequence["ScoredRecord"],
     found: Sequence["Scores"],
-    classes: Sequence[str],
     point: "OperatingPoint | None",
     temperature: "Temperature | None",
     json_: bool,

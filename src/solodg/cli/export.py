@@ -59,6 +59,11 @@ def export(
             difference = model.export(onnx)
         size = onnx.stat().st_size / 1e6
         out.print(f"Wrote {onnx}, {size:.1f} MB; differs from PyTorch by at most {difference:.1e}.")
+        domains = len(model.recorded_scores())
+        if domains:
+            say(f"Its metadata holds the recorded scores of {domains} domain{'s' * (domains > 1)}.")
+        else:
+            say(f"It holds no scores: none are recorded. `solodg evaluate {run}` first adds them.")
         say(f"Next: solodg predict {onnx} IMAGE")
     if web is not None:
         with progress.stage("Writing the page"):

@@ -148,7 +148,8 @@ def image_paths(arguments: list[str]) -> list[str]:
         elif Path(argument).is_dir():
             found = [p for p in sorted(Path(argument).rglob("*")) if p.suffix.lower() in EXTENSIONS]
             if not found:
-                raise UserError(f"no images in folder {argument}.")
+                endings = " ".join(sorted(EXTENSIONS))
+                raise UserError(f"no images in folder {argument}: expected files {endings}.")
             paths += [str(p) for p in found]
         else:
             paths.append(argument)

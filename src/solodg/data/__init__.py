@@ -72,6 +72,11 @@ def dataset_spec(name: str) -> DatasetSpec:
     hint = "Or give the path of a folder domain/class/image, or of a CSV, Parquet or Arrow file."
     if path.exists():
         raise UserError(f"{name} is neither a folder nor a .csv, .parquet or .arrow file. {hint}")
+    if path.suffix or len(path.parts) > 1:  # no dataset is named so
+        raise UserError(
+            f"nothing at {name}: expected a folder domain/class/image, a CSV, Parquet or Arrow "
+            "file, or the name of a dataset. `solodg datasets` lists these."
+        )
     raise unknown_name("dataset", name, DATASETS, hint)
 
 

@@ -64,6 +64,8 @@ def numbered_by(classes: Sequence[str], dataset: DomainDataset, source: str) -> 
 
 
 def _load_folder(root: Path, loading: Loading, classes: Sequence[str]) -> DomainDataset:
+    if not any(entry.is_dir() for entry in root.iterdir()):
+        raise UserError(f"no images below {root}: expected {_LAYOUTS}.")
     if not _is_class_layout(root, set(classes)):
         return load_folder(root, loading)
     # Seen from above, the folder is a domain.

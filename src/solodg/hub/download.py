@@ -22,6 +22,11 @@ def local_run(name: str | Path) -> Path:
     The folder of a fetched run is a copy that may be written to, in the cache of solodg; weights in
     it are links to the cache of the Hub.
     """
+    if not isinstance(name, str | Path):
+        raise UserError(
+            f"a model of type {type(name).__name__}: expected the path of a run folder or of an "
+            "exported file that ends with .onnx, or hf://OWNER/NAME."
+        )
     if not is_hub_name(name):
         return Path(name)
     hub_name = parse_hub_name(name)

@@ -16,7 +16,6 @@ from solodg.runs.folder import (
     FINISHED,
     MACHINE,
     RESULTS,
-    SCORES,
     SOURCE,
     VERSIONS,
     portable,
@@ -28,7 +27,7 @@ from solodg.storage import read_json, read_lines, read_regular, write_json, writ
 ONNX = "model.onnx"
 _COPIED = (
     checkpoint.DESCRIPTION, checkpoint.WEIGHTS, SOURCE, VERSIONS, FINISHED, EVIDENCE, ESTIMATE,
-    SCORES, METRICS,
+    METRICS,
 )  # fmt: skip
 # All that is ever read from the Hub: JSON, safetensors, ONNX and the card. Nothing is executed.
 KNOWN = (*_COPIED, CONFIG, MACHINE, RESULTS, CARD, ONNX)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Window = tuple[float, float]  # pixel values that become black and white
 ImageLike = Union[str, Path, bytes, Image.Image, NDArray[Any], "Tensor"]
+_KINDS = "a path, bytes, a PIL image, an array or a tensor"
 Pixels = NDArray[np.uint8]
 
 _STRIP_PIXELS = 2**20  # converted at once, so that a large image is in memory once and not often
@@ -87,11 +88,8 @@ def decode_pixels(
         with Image.open(file, formats=limits.formats if limits else None) as image:
             count = image.width * image.height
             if limits and count > limits.max_pixels:
-                raise TooManyPixelsError(
-                    name,
-                    f"{image.width} x {image.height} pixels; at most {limits.max_pixels:,} pixels "
-                    "are allowed",
-                )
+                seen = f"{image.width} x {image.height} pixels; at most {limits.max_pixels:,}"
+                raise TooManyPixelsError(name, f"{seen} pixels are allowed")
             image.draft("RGB", (2 * size, 2 * size))  # large JPEGs are decoded at reduced size
             if "progressive" not in image.info:  # of these, all coefficients are held in memory
                 count = image.width * image.height
@@ -125,7 +123,9 @@ def pixels_of(
     """Turns a path, bytes, PIL image, array or tensor into (channels, size, size) pixels."""
     if isinstance(image, np.ndarray) or _is_tensor(image):
         return decode_pixels(_as_pil(image, window), channels=channels, size=size)
-    return decode_pixels(image, channels=channels, size=size, window=window)  # type: ignore[arg-type]
+    if not isinstance(image, str | Path | bytes | Image.Image):
+        raise BadImageError("given in memory", f"{type(image).__name__}; expected {_KINDS}")
+    return decode_pixels(image, channels=channels, size=size, window=window)
 
 
 def _to_pixels(

@@ -18,6 +18,7 @@ from solodg.inference import inference_batch_size
 from solodg.pixels import ImageLike, Pixels, pixels_of
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.predictions import NotFiniteError, Prediction, Predictions
+from solodg.runs.recorded_scores import RecordedScores
 
 
 class ImagePredictor(ABC):
@@ -67,6 +68,13 @@ class ImagePredictor(ABC):
             "an exported file does not return its classifiers: load the run that it was exported "
             "from."
         )
+
+    def recorded_scores(self) -> list[RecordedScores]:
+        """Returns the scores recorded for the model, the latest of each domain; there may be none.
+
+        Those of an exported file were recorded before its export.
+        """
+        return []
 
     def predict_each(self, images: Sequence[ImageLike]) -> Iterator[Prediction | UserError]:
         """Yields the prediction of each image, or the error of one that cannot be predicted.

@@ -57,7 +57,8 @@ def to_onnx(predictor: Predictor) -> bytes:
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
     info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
-    metadata = {"model": info.model_dump(), "versions": _versions()}
+    scores = [found.model_dump() for found in predictor.recorded_scores()]
+    metadata = {"model": info.model_dump(), "versions": _versions(), "scores": scores}
     model.metadata_props.add(key=METADATA, value=json.dumps(metadata))
     model.metadata_props.add(key=CHECKSUM, value=PLACEHOLDER)
     model.producer_name, model.producer_version = "solodg", version("solodg")

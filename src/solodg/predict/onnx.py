@@ -1,9 +1,10 @@
 """The model of an exported file, by ONNX Runtime: needs NumPy and Pillow, and no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from solodg.errors import UserError, missing_extra, validation_error
 from solodg.pixels import Pixels
@@ -11,6 +12,7 @@ from solodg.predict.base import ImagePredictor
 from solodg.predict.external_data import has_external_data
 from solodg.runs.model_info import MODEL_FORMAT, ModelInfo
 from solodg.runs.predictions import Predictions
+from solodg.runs.recorded_scores import RecordedScores, Several
 from solodg.runs.stored_arguments import current_name
 from solodg.storage import damaged, is_sealed, parse_json, read_regular
 
@@ -29,8 +31,14 @@ class OnnxPredictor(ImagePredictor):
 
     runtime = "ONNX Runtime"
 
-    def __init__(self, session: "InferenceSession", info: ModelInfo) -> None:
+    def __init__(
+        self,
+        session: "InferenceSession",
+        info: ModelInfo,
+        scores: Sequence[RecordedScores] = (),
+    ) -> None:
         super().__init__(info)
+        self._scores = list(scores)
         self._session = session  # its `run` may be called by several threads at once
         self._outputs = [output.name for output in session.get_outputs()][1:]
 
@@ -40,11 +48,11 @@ class OnnxPredictor(ImagePredictor):
         content = _content(Path(path))
         has_checksum = is_sealed(content, str(path))
         session = open_session(content, str(path))
-        info = _info(session, str(path))
+        info, scores = _description(session, str(path))
         if info.has_checksum and not has_checksum:
             raise damaged(str(path), "it has no checksum")
         _check_graph(session, info, str(path))
-        return cls(session, info)
+        return cls(session, info, scores)
 
     def to(self, device: object, precision: str | None = None) -> "OnnxPredictor":
         """Returns this predictor; any device but the CPU, or precision but 32-true, is an error."""
@@ -59,6 +67,10 @@ class OnnxPredictor(ImagePredictor):
                 "folder of the run instead."
             )
         return self
+
+    def recorded_scores(self) -> list[RecordedScores]:
+        """Returns the scores that were recorded for the run before its export."""
+        return list(self._scores)
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the graph, in one forward pass."""
@@ -120,7 +132,8 @@ def _content(path: Path) -> bytes:
     return read_regular(path)
 
 
-def _info(session: "InferenceSession", name: str) -> ModelInfo:
+def _description(session: "InferenceSession", name: str) -> tuple[ModelInfo, list[RecordedScores]]:
+    """Reads the description of the model and its recorded scores; older files hold none."""
     metadata = cast(dict[str, str], session.get_modelmeta().custom_metadata_map)
     known = parse_json(metadata.get(METADATA, "null"), f"the metadata of {name}")
     if not isinstance(known, dict) or "model" not in known:
@@ -129,10 +142,11 @@ def _info(session: "InferenceSession", name: str) -> ModelInfo:
         )
     try:
         info = ModelInfo.model_validate(known["model"])
+        scores = TypeAdapter(Several).validate_python(known.get("scores", []))
     except ValidationError as error:
         raise validation_error(f"the description of the model in {name}", error) from error
     algorithm = current_name(info.algorithm, before_pose=info.format != MODEL_FORMAT)
-    return info.model_copy(update={"algorithm": algorithm})
+    return info.model_copy(update={"algorithm": algorithm}), scores
 
 
 def _check_graph(session: "InferenceSession", info: ModelInfo, name: str) -> None:

@@ -15,9 +15,11 @@ from solodg.errors import UserError, unknown_name
 from solodg.pixels import ImageLike, Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.runs import checkpoint
+from solodg.runs.folder import RESULTS
 from solodg.runs.model_info import ModelInfo
 from solodg.runs.novelty import Novelty, load_novelty, with_novelty
 from solodg.runs.predictions import Predictions
+from solodg.runs.recorded_scores import RecordedScores, read_recorded
 
 _TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
@@ -26,9 +28,14 @@ class Predictor(ImagePredictor):
     """The selected model of a run, in evaluation mode, on the CPU until it is moved."""
 
     def __init__(
-        self, algorithm: Algorithm, info: ModelInfo, novelty: Novelty | None = None
+        self,
+        algorithm: Algorithm,
+        info: ModelInfo,
+        novelty: Novelty | None = None,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(info)
+        self.folder = folder  # of the run; None: it was built in memory
         self.novelty = novelty  # None: a run of an earlier version has none
         self.algorithm = algorithm.eval()
         self.device = torch.device("cpu")
@@ -61,7 +68,7 @@ class Predictor(ImagePredictor):
     @classmethod
     def load(cls, path: str | Path) -> "Predictor":
         """Loads the selected model of a run folder."""
-        return cls(*checkpoint.load(Path(path)), load_novelty(Path(path)))
+        return cls(*checkpoint.load(Path(path)), load_novelty(Path(path)), Path(path))
 
     def compute(self, pixels: Pixels) -> Predictions:
         """Runs (B, channels, H, W) pixels through the model, in one forward pass."""
@@ -85,6 +92,10 @@ class Predictor(ImagePredictor):
             mean = write(self.inputs([image])).mean[0]  # (C, D)
         weights: NDArray[np.float32] = mean.float().cpu().numpy()
         return weights
+
+    def recorded_scores(self) -> list[RecordedScores]:
+        """Returns the scores in the records of the run, the latest of each domain."""
+        return [] if self.folder is None else read_recorded(self.folder / RESULTS)
 
     def inputs(self, images: Sequence[ImageLike]) -> Tensor:
         """Returns images as the backbone's input: (B, channels, H, W) in [0, 1], on its device."""

@@ -136,6 +136,24 @@ def coverage_curves(predictions: Predictions, labels: NDArray[np.int64]) -> Figu
     """Draws accuracy over the share of images answered, for each way to leave images out."""
     figure = new_figure(4.6, 3.6)
     axis = figure.add_axes((0.14, 0.15, 0.83, 0.68))
+    _coverage(axis, predictions, labels)
+    return _with_legend(figure, axis)
+
+
+def coverage_panels(groups: dict[str, LabelledPredictions]) -> Figure:
+    """Draws the curves of `coverage_curves` for several groups of images, side by side."""
+    figure = new_figure(4.2 * len(groups), 3.4, layout="constrained")
+    axes = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axis, (title, (predictions, labels)) in zip(axes, groups.items(), strict=True):
+        _coverage(axis, predictions, labels)
+        plain_axis(axis, grid="both")
+        axis.set_title(title, fontsize=10, color=INK)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False, fontsize=9, labelcolor=INK)  # fmt: skip
+    return figure
+
+
+def _coverage(axis: Any, predictions: Predictions, labels: NDArray[np.int64]) -> None:
     right = predictions.chosen == labels
     share = np.arange(1, len(labels) + 1) / len(labels)
     shown = share >= 0.05  # fewer images say little
@@ -145,7 +163,6 @@ def coverage_curves(predictions: Predictions, labels: NDArray[np.int64]) -> Figu
                   ls=_STYLES[number], label=name)  # fmt: skip
     axis.set(xlim=(0, 1.02), ylim=(None, 1.02), xlabel="share of images answered",
              ylabel="accuracy")  # fmt: skip
-    return _with_legend(figure, axis)
 
 
 def _group(axis: Any, x: list[Any], y: list[Any], number: int, name: str) -> None:

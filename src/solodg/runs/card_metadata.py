@@ -8,9 +8,9 @@ import yaml
 from solodg.data.domains import normalise_name
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.recorded_scores import RecordedMetric, RecordedScores
 from solodg.runs.site_estimate import SiteEstimate
 from solodg.runs.statistics import LEVEL
-from solodg.runs.stored_scores import DomainScores, Interval
 from solodg.runs.tables import OVERALL_TITLES, ROLES, UNSEEN
 
 _TASK = "image-classification"
@@ -21,7 +21,7 @@ _TYPES = {"macro_f1": "f1", "macro_auc": "roc_auc", "brier": "brier_score"}
 def metadata_text(
     config: ResolvedConfig,
     info: ModelInfo,
-    scores: Sequence[DomainScores],
+    scores: Sequence[RecordedScores],
     estimate: SiteEstimate | None,
     licence: str | None = None,
 ) -> str:
@@ -47,7 +47,7 @@ def metadata_text(
     return f"---\n{text}---\n"
 
 
-def _of_domain(found: DomainScores) -> dict[str, Any]:
+def _of_domain(found: RecordedScores) -> dict[str, Any]:
     dataset = {
         "name": f"{found.dataset}, {found.domain} ({ROLES[found.role]}, {found.protocol})",
         "type": normalise_name(found.dataset) or "images",
@@ -55,12 +55,12 @@ def _of_domain(found: DomainScores) -> dict[str, Any]:
         "split": "test",
         "args": {"images": found.images, "resampled": found.resampled, "units": found.units},
     }
-    return _result(dataset, found.metrics)
+    return _result(dataset, found.overall)
 
 
 def _of_estimate(found: SiteEstimate, dataset: str) -> dict[str, Any]:
     means = {
-        name: Interval(
+        name: RecordedMetric(
             value=each.mean,
             low=None if each.half_interval is None else each.mean - each.half_interval,
             high=None if each.half_interval is None else each.mean + each.half_interval,
@@ -77,7 +77,7 @@ def _of_estimate(found: SiteEstimate, dataset: str) -> dict[str, Any]:
     return _result(described, means)
 
 
-def _result(dataset: dict[str, Any], metrics: Mapping[str, Interval]) -> dict[str, Any]:
+def _result(dataset: dict[str, Any], metrics: Mapping[str, RecordedMetric]) -> dict[str, Any]:
     entries = []
     for name, found in metrics.items():
         entry: dict[str, Any] = {

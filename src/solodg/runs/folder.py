@@ -21,7 +21,6 @@ from solodg.storage import read_json, try_lock, write_json
 CONFIG, MACHINE, VERSIONS = "config.json", "machine.json", "versions.json"
 SOURCE, FINISHED, RESULTS = "source.json", "finished.json", "results.jsonl"
 EVIDENCE = "evidence.json"  # of the adaptation, where held-out domains decided about it
-SCORES = "scores.json"  # the latest of each domain, with intervals
 REPORT = "report.html"
 CARD = "README.md"
 ESTIMATE = "estimate.json"  # of the scores on a new site, where each domain was left out in turn

@@ -13,14 +13,16 @@ from solodg.runs.card_metadata import metadata_text
 from solodg.runs.config import ResolvedConfig
 from solodg.runs.defaults import is_closed_form
 from solodg.runs.evidence import Evidence
-from solodg.runs.folder import CARD, read_config, read_evidence, read_origin, read_versions
+from solodg.runs.folder import CARD, RESULTS, read_config, read_evidence, read_origin, read_versions
 from solodg.runs.model_info import ModelInfo
+from solodg.runs.novelty import load_novelty
+from solodg.runs.recorded_scores import RecordedScores, read_recorded
 from solodg.runs.scores import Estimate
 from solodg.runs.settings_text import method_text, settings_text, weights_text
 from solodg.runs.site_estimate import SiteEstimate, estimate_rows, read_estimate
 from solodg.runs.statistics import LEVEL
-from solodg.runs.stored_scores import DomainScores, read_scores
 from solodg.runs.tables import OVERALL_TITLES, ROLES, UNSEEN, estimate_text
+from solodg.runs.temperature import load_temperature
 from solodg.storage import write_atomically
 
 _MOST_NAMES = 50  # of classes or domains that a card lists
@@ -57,7 +59,7 @@ def card_text(folder: Path, *, hub_name: str | None = None, licence: str | None 
     under which the model is published there.
     """
     config, info = read_config(folder), checkpoint.load_info(folder)
-    estimate, scores = read_estimate(folder), read_scores(folder)
+    estimate, scores = read_estimate(folder), read_recorded(folder / RESULTS)
     use = {"what": "the path of this folder", "name": "RUN"}
     if hub_name is not None:
         use = {"what": f"`{hub_name}` (`pip install 'solodg[hub]'`)", "name": hub_name}
@@ -68,6 +70,7 @@ def card_text(folder: Path, *, hub_name: str | None = None, licence: str | None 
         "Training": _training(folder, config, info, estimate),
         "What adapts to each image": _adaptation(folder, info),
         "Scores": _scores(folder, config, estimate, scores),
+        "When not to answer": _trust(folder),
         "Limits": _limits(config, info, estimate, scores),
         "Licence": _licence(licence),
         "Use": _USE.format(**use),
@@ -175,7 +178,7 @@ def _scores(
     folder: Path,
     config: ResolvedConfig,
     estimate: SiteEstimate | None,
-    scores: Sequence[DomainScores],
+    scores: Sequence[RecordedScores],
 ) -> str:
     validation = checkpoint.selection(folder)["validation"]
     texts = [
@@ -198,7 +201,7 @@ def _scores(
     return "\n\n".join(texts)
 
 
-def _score_table(scores: Sequence[DomainScores]) -> str:
+def _score_table(scores: Sequence[RecordedScores]) -> str:
     rows = [
         [
             each.domain,
@@ -215,13 +218,15 @@ def _score_table(scores: Sequence[DomainScores]) -> str:
     return _table(["domain", "", "protocol", *OVERALL_TITLES.values(), "images"], rows)
 
 
-def _estimate(found: DomainScores, name: str) -> Estimate | None:
-    value = found.metrics.get(name)
+def _estimate(found: RecordedScores, name: str) -> Estimate | None:
+    value = found.overall.get(name)
     return None if value is None else Estimate(value.value, value.low, value.high)
 
 
-def _intervals(scores: Sequence[DomainScores]) -> str:
-    units = " or ".join(sorted({each.resampled for each in scores}))
+def _intervals(scores: Sequence[RecordedScores]) -> str:
+    units = " or ".join(sorted({each.resampled for each in scores if each.resampled}))
+    if not units:
+        return "Scores of an earlier version, without intervals."
     return (
         f"In brackets: {100 * LEVEL:.0f}% intervals, by bootstrap samples of {units}. They do not "
         "cover how a new site differs from these."
@@ -237,11 +242,22 @@ def _licence(licence: str | None) -> str:
     return f"The weights: {licence}. The code of solodg is under the MIT licence."
 
 
+def _trust(folder: Path) -> str:
+    """Says what the novelty of an image means, and what temperature was fitted."""
+    novelty, temperature = load_novelty(folder), load_temperature(folder)
+    return _bullets(
+        {
+            "novelty": f"0 to 1; {novelty.basis}" if novelty else "none was computed",
+            "temperature": temperature.sentence() if temperature else "none was fitted",
+        }
+    )
+
+
 def _limits(
     config: ResolvedConfig,
     info: ModelInfo,
     estimate: SiteEstimate | None,
-    scores: Sequence[DomainScores],
+    scores: Sequence[RecordedScores],
 ) -> str:
     """Returns what the model must not be used for, as far as the run shows it."""
     found = [

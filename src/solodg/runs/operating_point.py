@@ -141,7 +141,9 @@ def check_wanted(classes: Sequence[str], sensitivity: float, positive: str | Non
             "sensitivity of each class in the table, without --sensitivity."
         )
     if not 0 < sensitivity <= 1:
-        raise UserError(f"--sensitivity {sensitivity:g}: it must be above 0 and at most 1.")
+        raise UserError(
+            f"--sensitivity {sensitivity:g}: it must be above 0 and at most 1, such as 0.95."
+        )
     if positive is not None and positive not in classes:
         raise unknown_name("class", positive, classes, "--positive is a class of the model.")
 

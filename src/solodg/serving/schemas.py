@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from solodg.runs.predictions import Prediction
+from solodg.runs.recorded_scores import RecordedScores
 from solodg.serving.batching import DIGITS
 
 
@@ -54,6 +55,10 @@ class ModelResponse(BaseModel):
     solodg: str = Field(description="Version.")
     explains: bool = Field(description="Whether /explain draws figures.")
     model: dict[str, Any]
+    scores: list[RecordedScores] = Field(
+        description="Scores that `solodg evaluate` recorded before the server started, or before "
+        "the export of the file: the latest of each domain. Empty: there are none."
+    )
     limits: dict[str, float]
 
 

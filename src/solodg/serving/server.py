@@ -126,6 +126,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"cannot listen at {host}, port {port}: {error}. Try another --port; 0 takes one that "
-            "is free."
+            f"cannot listen at {host}, port {port}: {error}. Try another --host, or "
+            "another --port; 0 takes one that is free."
         ) from error

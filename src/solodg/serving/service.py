@@ -42,6 +42,7 @@ class Service:
     ) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
         self.draw, self.trim = draw, trim
+        self.scores = predictor.recorded_scores()
         self.metrics = ServerMetrics()
         self.admission = AdmissionLimit(
             settings.queue, max(settings.queue_bytes, settings.max_bytes)
@@ -176,6 +177,7 @@ class Service:
             solodg=version("solodg"),
             explains=self.draw is not None,
             model=self.predictor.info.model_dump(),
+            scores=self.scores,
             limits={
                 "images": settings.max_images,
                 "bytes": settings.max_bytes,
