@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from solodg.algorithms import ALGORITHMS
-from solodg.progress import Advance
+from solodg.progress import Advance, NoProgress
 from solodg.runs import train as run
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.train import train_run
@@ -27,7 +27,7 @@ class Stopped(Exception):
     """As if the power went."""
 
 
-class StopsAt:
+class StopsAt(NoProgress):
     """Ends a run in the middle of a step."""
 
     def __init__(self, step: int) -> None:

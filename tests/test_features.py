@@ -158,7 +158,7 @@ def test_images_whose_features_are_stored_are_not_decoded_again(
     def refuse(*_args, **_settings):
         raise AssertionError("an image was decoded")
 
-    monkeypatch.setattr("solodg.data.images.decode", refuse)
+    monkeypatch.setattr("solodg.data.images.decode_pixels", refuse)
     train_run(config.model_copy(update={"seed": 1}), machine, tmp_path / "r1")
     again = evaluate_run(tmp_path / "r0")
     assert [r.metrics for r in again] == [r.metrics for r in before]

@@ -115,5 +115,5 @@ def test_json_has_intervals_classes_and_the_threshold(solodg, fruit) -> None:
     assert line["threshold"]["validation"]["sensitivity"] >= 0.9
     assert 0 <= line["threshold"]["sensitivity"]["value"] <= 1
     stored = json.loads((run / "results.jsonl").read_text().splitlines()[-1])
-    assert "scores" not in stored
+    assert stored["scores"]["overall"].keys() == line["scores"]["overall"].keys()
     assert {"balanced_accuracy", "macro_auc", "macro_f1", "brier"} <= stored["metrics"].keys()

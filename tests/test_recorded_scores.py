@@ -67,7 +67,7 @@ def _rewrite(path: Path, change) -> None:
 def test_the_latest_record_of_each_domain_counts_and_their_number_is_bounded(tmp_path) -> None:
     def line(domain: str, accuracy: float, **more) -> dict:
         return {"adapter": "none", "dataset": "d", "domain": domain, "role": "target",
-                "metrics": {"accuracy": accuracy, "images": 4}} | more  # fmt: skip
+                "protocol": "p", "metrics": {"accuracy": accuracy, "images": 4}} | more  # fmt: skip
 
     path = tmp_path / "results.jsonl"
     assert read_recorded(path) == []

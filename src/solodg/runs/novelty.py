@@ -174,5 +174,8 @@ def load_novelty(folder: Path) -> Novelty | None:
 def _nearest(points: Tensor, others: Tensor) -> Tensor:
     """Returns the distance of points (B, D) to the fifth nearest of others (M, D), (B,)."""
     squares = points.square().sum(1, keepdim=True) + others.square().sum(1)
-    squares = (squares - 2 * points @ others.T).clamp_min(0)
-    return squares.topk(min(_NEIGHBOUR, len(others)), largest=False).values[:, -1].sqrt()
+    squares = squares - 2 * points @ others.T  # (B, M)
+    near = squares.topk(min(_NEIGHBOUR, len(others)), largest=False).indices[:, -1]  # (B,)
+    # Anew: what is left of large squares is mostly rounding where two points are close.
+    found: Tensor = (points - others[near]).square().sum(1).sqrt()
+    return found
