@@ -92,8 +92,9 @@ def test_the_page_shows_recorded_scores_or_that_there_are_none(
     scores = {"overall": {"accuracy": {"value": 0.715, "low": 0.641, "high": 0.781}},
               "classes": {"<b>": {"images": 7, "auc": {"value": 0.9, "low": None, "high": None}}},
               "resampled": "groups"}  # fmt: skip
-    line = {"adapter": "none", "dataset": "x", "domain": "harbour", "role": "new-site", "protocol": "p",
-            "metrics": {"accuracy": 0.715, "images": 300}, "scores": scores}  # fmt: skip
+    line = {"adapter": "none", "dataset": "x", "domain": "harbour", "role": "new-site",
+            "protocol": "p", "metrics": {"accuracy": 0.715, "images": 300},
+            "scores": scores}  # fmt: skip
     run = shutil.copytree(digits_run, tmp_path / "run")
     append_line(run / "results.jsonl", line)
     with listening(solodg.load(run)) as url:
