@@ -117,6 +117,7 @@ def open_session(content: bytes, name: str) -> "InferenceSession":
             f"{name} refers to data in other files: only files of `solodg export` can be used, "
             "which hold everything."
         )
+    onnxruntime.disable_telemetry_events()  # images may be of patients: nothing is told of a use
     try:
         options = onnxruntime.SessionOptions()
         # Idle workers would otherwise spin, on cores that the decoding of images needs.
