@@ -40,8 +40,8 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor image_norm pose stages views weights
-        published_networks
+        extractor map_gradients pose stages views weights
+        image_norm published_networks
         networks
         backbones
         cut

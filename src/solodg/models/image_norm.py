@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
+from solodg.models.map_gradients import MapStatistics, ScaledMap
 
 
 class ImageBatchNorm(nn.BatchNorm2d):
@@ -103,13 +104,12 @@ class ImageBatchNorm(nn.BatchNorm2d):
         return mean, var
 
 
-# Two means and one addcmul are two and a half times as fast on a CPU as var_mean, * and +.
-
-
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean and variance of each image's channels: (B, C, H, W) -> (B, C) twice."""
-    mean = x.mean((2, 3))
-    return mean, (x.square().mean((2, 3)) - mean.square()).clamp(min=0)
+    if _needs_gradients():
+        found: tuple[Tensor, Tensor] = MapStatistics.apply(x)
+        return found
+    return MapStatistics.forward(x)
 
 
 def normalise(
@@ -125,7 +125,15 @@ def normalise(
     shift = -mean * scale
     if bias is not None:
         shift = bias + shift
-    return torch.addcmul(shift[:, :, None, None], x, scale[:, :, None, None])
+    if _needs_gradients():
+        scaled: Tensor = ScaledMap.apply(x, scale.expand(len(x), -1), shift.expand(len(x), -1))
+        return scaled
+    return ScaledMap.forward(x, scale, shift)
+
+
+def _needs_gradients() -> bool:
+    """Returns whether gradients are kept; the exporter to ONNX knows no functions of our own."""
+    return torch.is_grad_enabled() and not torch.jit.is_tracing()
 
 
 def normalise_by_image(net: nn.Module, source_pixels: Sequence[float]) -> None:

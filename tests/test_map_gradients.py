@@ -1,0 +1,57 @@
+"""Gradients of statistics and of scaled maps in closed form, against autograd and differences."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from solodg.models.image_norm import ImageBatchNorm
+from solodg.models.map_gradients import MapStatistics, ScaledMap
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_gradients_and_second_gradients_are_those_of_differences() -> None:
+    torch.manual_seed(0)
+    x, scale, shift = leaf(3, 4, 5, 6), leaf(3, 4), leaf(3, 4)
+    assert torch.autograd.gradcheck(MapStatistics.apply, (x,))
+    assert torch.autograd.gradgradcheck(MapStatistics.apply, (x,))
+    assert torch.autograd.gradcheck(ScaledMap.apply, (x, scale, shift))
+    assert torch.autograd.gradgradcheck(ScaledMap.apply, (x, scale, shift))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("source_pixels", [(0.0,), (7.0,), (0.0, 7.0, 60.0)])
+def test_image_norm_has_the_gradients_of_its_definition(source_pixels, training) -> None:
+    torch.manual_seed(1)
+    norm = nn.BatchNorm2d(4).double()
+    for tensor in (norm.weight, norm.bias, norm.running_mean):
+        nn.init.normal_(tensor)
+    ours = ImageBatchNorm(norm, source_pixels).train(training)
+    x = leaf(6, 4, 5, 3)
+    factor = torch.randn(6, 4, 5, 3, dtype=torch.float64)
+    reading = torch.arange(6) % len(source_pixels)
+    ours.drawn = reading
+    plain = copy.deepcopy(norm)
+    (ours(x) * factor).sum().backward()
+    found, x.grad = x.grad, None
+    # By hand, one image after another, with autograd's own gradients.
+    mean, var = plain.running_mean, plain.running_var
+    if training:
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    total = 0.0
+    for image, weight, r in zip(x, factor, reading.tolist(), strict=True):
+        share = 15 / (15 + source_pixels[r]) if source_pixels[r] else 0.0
+        m = (1 - share) * mean + share * image.mean((1, 2))
+        v = (1 - share) * var + share * image.var((1, 2), correction=0)
+        z = (image - m[:, None, None]) / (v[:, None, None] + plain.eps).sqrt()
+        total = (
+            total + ((z * plain.weight[:, None, None] + plain.bias[:, None, None]) * weight).sum()
+        )
+    total.backward()
+    torch.testing.assert_close(found, x.grad)
+    torch.testing.assert_close(ours.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(ours.bias.grad, plain.bias.grad)
