@@ -66,7 +66,7 @@ MODULES = {
         html plots
     """,
     "algorithms": """
-        fast_weights ranges ridge_sums
+        early_exit fast_weights ranges ridge_sums
         base centres solo.gaussian solo.mean_hidden
         solo.meta_shifts solo.writer
         solo.networks solo.posterior_terms
@@ -118,7 +118,8 @@ MODULES = {
     """,
     "predict": """
         __init__ base external_data
-        csv_rows onnx torch
+        csv_rows onnx repeated_weights torch
+        early_exit_graph
         export exported_site web_page
     """,
     "bench": """

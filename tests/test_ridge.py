@@ -171,14 +171,14 @@ def test_the_default_on_a_frozen_backbone_is_solved_decides_and_is_exported(
     train_run(frozen(weights), machine, tmp_path / "run")
     evidence = read_json(tmp_path / "run" / EVIDENCE)
     assert "with a ridge classifier" in evidence["rests_on"]
-    tried = {"plain", "image norm 0, 300", "image norm 0, 100, 1000, line:300"}
+    tried = {"plain", "image norm 300, 0", "image norm 1000, 0, line:300, 100"}
     assert all(set(found) == tried for found in evidence["accuracy"].values())
     model = Predictor.load(tmp_path / "run")
     assert isinstance(model.algorithm, SoloPlus)
     assert model.algorithm.closed_form
     records = evaluate_run(tmp_path / "run", machine)
     assert 0 < records[0].metrics["accuracy"] <= 1
-    assert records[0].config["arguments"] == {"classifier": "ridge"}
+    assert records[0].config["arguments"] == {"classifier": "ridge", "early_exit": True}
     assert export_onnx(model, tmp_path / "model.onnx") < 1e-4
 
 
@@ -200,8 +200,9 @@ def test_views_are_part_of_the_saved_and_exported_model(tmp_path: Path, weights:
 
 def test_a_trained_classifier_on_a_frozen_backbone_is_there_for_the_asking(weights: Path) -> None:
     linear = resolve(frozen(weights, arguments={"classifier": "linear"}))
-    assert (linear.steps, linear.arguments) == (600, {"classifier": "linear"})
-    assert resolve(frozen(weights, freeze_backbone=False)).arguments == {"classifier": "linear"}
+    assert (linear.steps, linear.arguments) == (600, {"classifier": "linear", "early_exit": True})
+    tuned = resolve(frozen(weights, freeze_backbone=False))
+    assert tuned.arguments == {"classifier": "linear", "early_exit": False}
     ridge = resolve(frozen(weights, freeze_backbone=False, algorithm="ridge"))
     assert (ridge.freeze_backbone, ridge.steps) == (True, 1)
 

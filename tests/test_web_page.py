@@ -100,7 +100,7 @@ def test_a_page_in_the_browser_gives_the_answers_of_predict_and_sends_nothing(
         shown = chromium.run(f"return {article}.querySelector('.certainty').textContent")
         assert shown == (
             f"probability {answer.probability:.3f}, uncertainty {answer.uncertainty:.3f}, "
-                f"novelty {answer.novelty:.2f}"
+            f"novelty {answer.novelty:.2f}"
         )
     problems = chromium.run(
         "return [...document.querySelectorAll('.problem[role=alert]')].map(p => p.innerText)"

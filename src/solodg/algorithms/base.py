@@ -21,6 +21,7 @@ class Outputs(NamedTuple):
     logits: Tensor
     probabilities: Tensor
     before: Tensor | None  # probabilities before adaptation to the image; None: no adaptation
+    readings: Tensor | None = None  # (B,) how often each image was read; None: alike for all
 
 
 class OtherRate(NamedTuple):

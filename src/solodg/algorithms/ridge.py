@@ -9,15 +9,17 @@ without their own domain, makes logits of them.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from solodg.algorithms.base import Batches
+from solodg.algorithms.base import Batches, Outputs
+from solodg.algorithms.early_exit import NEVER, MarginChoice, read_until_clear
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.ridge_sums import RidgeSums, total
-from solodg.models.extractor import Extractor
+from solodg.models.extractor import Extractor, ReadRows
 
 SHRINKAGES = (0.1, 0.3, 1.0, 3.0, 10.0)
 DEFAULT_SHRINKAGE = 1.0  # where there is no second domain to choose it on
@@ -25,21 +27,55 @@ DomainSums = dict[int, list[RidgeSums]]  # source domain -> sums of each reading
 
 
 class Ridge(ERM):
-    """A linear classifier on square-rooted embeddings, solved and not trained."""
+    """A linear classifier on square-rooted embeddings, solved and not trained.
+
+    With `early_exit`, an image whose class is clear after some readings is not read again.
+    """
 
     closed_form = True
 
-    def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
+    def __init__(self, backbone: Extractor, *, num_classes: int, early_exit: bool = False) -> None:
         super().__init__(backbone, num_classes=num_classes)
+        self._become_closed_form(early_exit)
+
+    def _become_closed_form(self, early_exit: bool) -> None:
         self.requires_grad_(False)
+        self.early_exit = early_exit
+        if early_exit:
+            self.register_buffer("margin", torch.tensor(NEVER))
+        self.margin: Tensor  # the gap between logits from which on an image is not read again
+
+    @property
+    def exits_early(self) -> bool:
+        """Returns whether some images are not read in every reading."""
+        return self.early_exit and float(self.margin) < NEVER
 
     def embed(self, x: Tensor) -> Tensor:
-        """Returns the square-rooted embedding (B, D), averaged over the readings."""
+        """Returns the square-rooted embedding (B, D), averaged over the readings that it needs."""
+        return self._read(x)[0] if self.exits_early else self._mean(x)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """Returns the mean (B, D) over all readings."""
         return square_rooted(self.backbone.embed_each(x)).mean(0)
+
+    def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean (B, D) over the readings that each image needs, and how many (B,)."""
+        readings = [partial(_square_rooted_rows, read) for read in self.backbone.each_reading(x)]
+        return read_until_clear(readings, self.classifier, float(self.margin))
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """Returns logits and probabilities, and with early exit how often each image was read."""
+        if not (self.closed_form and self.exits_early):
+            return super().outputs(x)
+        z, readings = self._read(x)
+        logits = self.classifier(z)
+        return Outputs(logits, torch.softmax(logits, dim=1), None, readings)
 
     @torch.no_grad()
     def solve(self, train: Batches, val: Batches) -> None:
         """Computes the classifier from source training images, and calibrates it on `val`."""
+        if self.early_exit:
+            self.margin.fill_(NEVER)
         by_reading = self.domain_sums(train)
         sums = {domain: total(readings) for domain, readings in by_reading.items()}
         shrinkage, without = DEFAULT_SHRINKAGE, {}
@@ -49,8 +85,11 @@ class Ridge(ERM):
         weight, bias = total(list(sums.values())).solve(shrinkage)
         self._set(weight, bias)
         solutions = {domain: rest.solve(shrinkage) for domain, rest in without.items()}
+        margin = self._best_margin(solutions, train) if self.early_exit and solutions else NEVER
         factor = _best_factor(*self._scores(solutions, val))
         self._set(factor * weight, factor * bias)
+        if self.early_exit:
+            self.margin.fill_(factor * margin if margin < NEVER else NEVER)
 
     @torch.no_grad()
     def solve_without(self, sums: DomainSums, domain: int, readings: Sequence[int]) -> None:
@@ -108,6 +147,17 @@ class Ridge(ERM):
         mean = torch.stack([right[d] / images[d] for d in without]).mean(0)
         return SHRINKAGES[int(mean.argmax())]
 
+    def _best_margin(self, solutions: dict[int, tuple[Tensor, Tensor]], train: Batches) -> float:
+        """Returns the margin of scores for early exit, chosen on domains that are left out."""
+        choice = MarginChoice(list(solutions))
+        for batch in train():
+            each = square_rooted(self.backbone.embed_each(batch.x)).double()  # (R, B, D)
+            for domain in batch.domain.unique().tolist():
+                weight, bias = solutions[domain]
+                own = batch.domain == domain
+                choice.add(domain, each[:, own] @ weight.T + bias, batch.y[own])
+        return choice.best()
+
     def _scores(
         self, solutions: dict[int, tuple[Tensor, Tensor]], val: Batches
     ) -> tuple[Tensor, Tensor]:
@@ -127,6 +177,10 @@ class Ridge(ERM):
 def square_rooted(z: Tensor) -> Tensor:
     """Returns the square root of the size of each number, with its sign."""
     return z.sign() * z.abs().sqrt()
+
+
+def _square_rooted_rows(read: ReadRows, rows: Tensor | None) -> Tensor:
+    return square_rooted(read(rows))
 
 
 def _best_factor(scores: Tensor, labels: Tensor) -> float:

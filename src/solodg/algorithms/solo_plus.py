@@ -22,13 +22,18 @@ class SoloPlus(Ridge):
     """A linear classifier on a backbone that adapts to each image, as far as this helps.
 
     Held-out source domains say whether it helps. `classifier` is trained by cross-entropy
-    ("linear") or solved in closed form ("ridge"), the latter for frozen backbones.
+    ("linear") or solved in closed form ("ridge"), the latter for frozen backbones. With ridge and
+    `early_exit`, an image whose class is clear after some readings is not read again.
     """
 
     recipes: ClassVar[dict[str, dict[str, Any]]] = {
         "random": ERM.recipes["random"] | {"image_norm": "auto", "pose": "auto"},
         "pretrained": {"image_norm": "auto", "pose": "off"},
-        "frozen": {"image_norm": "auto", "pose": "off", "arguments": {"classifier": "ridge"}},
+        "frozen": {
+            "image_norm": "auto",
+            "pose": "off",
+            "arguments": {"classifier": "ridge", "early_exit": True},
+        },
     }
 
     def __init__(
@@ -37,11 +42,12 @@ class SoloPlus(Ridge):
         *,
         num_classes: int,
         classifier: Literal["linear", "ridge"] = "linear",
+        early_exit: bool = False,
     ) -> None:
         ERM.__init__(self, backbone, num_classes=num_classes)
         self.closed_form = classifier == "ridge"
         if self.closed_form:
-            self.requires_grad_(False)
+            self._become_closed_form(early_exit)
 
     @classmethod
     def is_closed_form(cls, arguments: Mapping[str, Any]) -> bool:

@@ -11,9 +11,7 @@ from solodg.errors import UserError
 
 
 def export(
-    run: Annotated[
-        str, typer.Argument(help=f"{RUN}; for --web, also an exported FILE.onnx.")
-    ],
+    run: Annotated[str, typer.Argument(help=f"{RUN}; for --web, also an exported FILE.onnx.")],
     onnx: Annotated[Path | None, typer.Option("--onnx", help="The file to write.")] = None,
     web: Annotated[
         Path | None,

@@ -7,23 +7,24 @@ image. A backbone normalises its images itself, so that a saved model holds its 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
-from solodg.models.extractor import Extractor, is_recording, recorded
+from solodg.models.extractor import Extractor, ReadRows, is_recording, recorded, rows_of
 from solodg.models.image_norm import (
     drawn_readings,
     freeze_statistics,
     image_norms,
     normalise_by_image,
+    one_reading,
 )
 from solodg.models.networks import build_network
 from solodg.models.pose import PoseNetwork
-from solodg.models.stages import Network, Stages
+from solodg.models.stages import Network, Stages, modules_of_maps
 from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
 from solodg.readings import ImageNorm, Reading, readings_of
@@ -33,10 +34,9 @@ from solodg.types import Features
 class Backbone(Extractor):
     """Computes features of images (B, C, H, W) by a network, after normalising the images.
 
-    `mean` and `std` normalise each channel. `readings` are the ways in which it reads an image: as
-    which view (views.py), and how image norm normalises the feature maps (image_norm.py). With
-    `pose`, the rotation of each image is undone before anything else reads it (pose.py); in
-    training that of a random share `upright` of the images.
+    `mean` and `std` normalise each channel. `readings` are the ways in which it reads an image
+    (readings.py). With `pose`, the rotation of each image is undone before anything else reads it
+    (pose.py); in training that of a random share `upright` of the images.
     """
 
     channels: int
@@ -84,7 +84,7 @@ class Backbone(Extractor):
         if is_recording():
             return self(x).embedding  # type: ignore[no-any-return]
         with self._random_readings(x) as drawn:
-            embedding: Tensor = self.net.embed(self.prepared(x, drawn))
+            embedding = self.net.embed(self.prepared(x, drawn))
         return self._mean_reading(embedding) if drawn is None else embedding
 
     def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -103,6 +103,20 @@ class Backbone(Extractor):
             rows = self.net.embed(prepared)
         return rows.view(len(self.readings), -1, rows.shape[1])
 
+    def each_reading(self, x: Tensor) -> list[ReadRows]:
+        """Returns a function for each reading: it computes the embedding of some images of x."""
+        upright = self.turned_upright(x)
+        return [partial(self._one_reading, upright, place) for place in range(len(self.readings))]
+
+    def _one_reading(self, x: Tensor, place: int, rows: Tensor | None) -> Tensor:
+        """Returns the embedding of upright images in the reading at a place; records the first."""
+        prepared = self._normalise(VIEWS[self.readings[place].view](rows_of(x, rows)))
+        with one_reading(place):
+            if place or not is_recording():
+                return self.net.embed(prepared)
+            stages: Stages = self.net(prepared)
+        return recorded(Features(stages.embedding, stages.style())).embedding
+
     @contextmanager
     def _random_readings(self, x: Tensor) -> Iterator[Tensor | None]:
         """Draws a reading for each image in training; yields the number of each, or None."""
@@ -115,7 +129,7 @@ class Backbone(Extractor):
 
     def prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Returns upright, normalised images: each once as drawn, or all once per reading."""
-        x = self._upright(x)
+        x = self.turned_upright(x)
         names = [reading.view for reading in self.readings]
         views = {name: self._normalise(VIEWS[name](x)) for name in names}
         if len(views) > 1 and drawn is not None:
@@ -126,7 +140,7 @@ class Backbone(Extractor):
         rows = torch.cat([views[name] for name in names])
         return rows.contiguous(memory_format=torch.channels_last)
 
-    def _upright(self, x: Tensor) -> Tensor:
+    def turned_upright(self, x: Tensor) -> Tensor:
         """Returns images with their rotation undone, in training a random share of them."""
         if self.pose is None or not self.upright:
             return x
@@ -179,30 +193,18 @@ class Backbone(Extractor):
         one reading after the other (readings * B, C, H, W).
         """
         with self._random_readings(x) as drawn:
-            last: Tensor = self.net.last_map(self.prepared(x, drawn))
-        return last
+            return self.net.last_map(self.prepared(x, drawn))
 
     def pool(self, last: Tensor) -> Tensor:
         """Returns the embedding (B, D) of a last map."""
-        embedding: Tensor = self.net.pool(last)
-        return embedding
+        return self.net.pool(last)
 
     def stage_modules(self) -> list[nn.Module]:
         """Returns the modules whose outputs are the feature maps of the stages.
 
         Returns an empty list where a stage gives tokens, or maps in another layout.
         """
-        modules = self.net.stage_modules()
-        shapes: list[torch.Size | None] = []
-
-        def keep_shape(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            shapes.append(getattr(output, "shape", None))
-
-        hooks = [module.register_forward_hook(keep_shape) for module in modules]
-        maps = self.blank().maps
-        for hook in hooks:
-            hook.remove()
-        return modules if shapes == [m.shape for m in maps] and maps[0].ndim == 4 else []
+        return modules_of_maps(self.net, lambda: self.blank().maps)
 
     def _normalise(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)

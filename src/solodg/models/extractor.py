@@ -1,8 +1,9 @@
 """Extractors: modules that turn inputs into an embedding and a style, from pixels or features."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from solodg.readings import Reading
 from solodg.types import Features
 
+ReadRows = Callable[[Tensor | None], Tensor]  # computes (B, D) for the given rows; None: for all
 _recorded: ContextVar[list[Features] | None] = ContextVar("recorded", default=None)
 
 
@@ -41,6 +43,11 @@ def recorded(features: Features) -> Features:
     return features
 
 
+def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Returns the given rows of a batch; None: all."""
+    return x if rows is None else x[rows]
+
+
 class Extractor(nn.Module):
     """Turns a batch of inputs into `Features`; every algorithm is built on one.
 
@@ -66,6 +73,13 @@ class Extractor(nn.Module):
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
         return self.embed(x)[None]
+
+    def each_reading(self, x: Tensor) -> list[ReadRows]:
+        """Returns a function for each reading: it computes the embedding of some rows of x.
+
+        The rows are given by number; None: all. The features of the first reading are recorded.
+        """
+        return [lambda rows: self.embed(rows_of(x, rows))]
 
     def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the embedding and the maps of the stages that it computes, of one reading."""
@@ -125,6 +139,17 @@ class ReadyFeatures(Extractor):
             self(x)
         each = x.view(len(x), len(self.readings), -1)[:, self._used, : self.embedding_dim]
         return each.transpose(0, 1)
+
+    def each_reading(self, x: Tensor) -> list[ReadRows]:
+        """Returns a function for each reading that is used: it takes the embedding of some rows."""
+        each = x.view(len(x), len(self.readings), -1)[:, self._used]  # (B, used, D + S)
+        return [partial(self._one_reading, each, place) for place in range(len(self._used))]
+
+    def _one_reading(self, each: Tensor, place: int, rows: Tensor | None) -> Tensor:
+        """Returns the embedding of rows (B, used, D + S) in the reading at a place."""
+        z = rows_of(each[:, place], rows)
+        features = Features(z[:, : self.embedding_dim], z[:, self.embedding_dim :])
+        return (features if place else recorded(features)).embedding
 
     def _read(self, x: Tensor) -> Tensor:
         """Returns a random reading of each image in training, else their mean: (B, D + S)."""

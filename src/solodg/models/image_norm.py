@@ -19,12 +19,15 @@ the features are averaged. A prediction depends on its own image only.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
 from solodg.models.map_gradients import MapStatistics, ScaledMap
+
+_only: ContextVar[int | None] = ContextVar("only", default=None)  # the reading of all images
 
 
 class ImageBatchNorm(nn.BatchNorm2d):
@@ -66,7 +69,9 @@ class ImageBatchNorm(nn.BatchNorm2d):
 
     def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
         """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
-        shares = [pixels / (pixels + k) if k else 0.0 for k in self.source_pixels]
+        only = _only.get()
+        chosen = self.source_pixels if only is None else self.source_pixels[only : only + 1]
+        shares = [pixels / (pixels + k) if k else 0.0 for k in chosen]
         if len(shares) == 1:
             return source + shares[0] * (own - source)
         each = torch.tensor(shares, dtype=own.dtype, device=own.device)
@@ -107,7 +112,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean and variance of each image's channels: (B, C, H, W) -> (B, C) twice."""
     if _needs_gradients():
-        found: tuple[Tensor, Tensor] = MapStatistics.apply(x)
+        found: tuple[Tensor, Tensor] = MapStatistics.apply(x)  # type: ignore[no-untyped-call]
         return found
     return MapStatistics.forward(x)
 
@@ -126,14 +131,15 @@ def normalise(
     if bias is not None:
         shift = bias + shift
     if _needs_gradients():
-        scaled: Tensor = ScaledMap.apply(x, scale.expand(len(x), -1), shift.expand(len(x), -1))
+        each = scale.expand(len(x), -1), shift.expand(len(x), -1)
+        scaled: Tensor = ScaledMap.apply(x, *each)  # type: ignore[no-untyped-call]
         return scaled
     return ScaledMap.forward(x, scale, shift)
 
 
 def _needs_gradients() -> bool:
     """Returns whether gradients are kept; the exporter to ONNX knows no functions of our own."""
-    return torch.is_grad_enabled() and not torch.jit.is_tracing()
+    return torch.is_grad_enabled() and torch._C._get_tracing_state() is None
 
 
 def normalise_by_image(net: nn.Module, source_pixels: Sequence[float]) -> None:
@@ -164,6 +170,16 @@ def freeze_statistics(net: nn.Module) -> None:
 def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
     """Returns all ImageBatchNorms of a network."""
     return [module for module in net.modules() if isinstance(module, ImageBatchNorm)]
+
+
+@contextmanager
+def one_reading(number: int) -> Iterator[None]:
+    """Inside, batches hold all images once, in this reading. It holds for the current thread."""
+    token = _only.set(number)
+    try:
+        yield
+    finally:
+        _only.reset(token)
 
 
 @contextmanager

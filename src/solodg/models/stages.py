@@ -1,6 +1,7 @@
 """What every network returns: the feature maps of its stages, and an embedding."""
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,3 +55,22 @@ def channel_means(stage: Tensor) -> Tensor:
     if stage.ndim == 4:  # as tokens, so that the gradient has channels last too
         stage = stage.permute(0, 2, 3, 1).flatten(1, 2)
     return stage.mean(1)
+
+
+def modules_of_maps(net: Network, run: Callable[[], list[Tensor]]) -> list[nn.Module]:
+    """Returns the stage modules of a network if their outputs are the maps (B, C, H, W) of stages.
+
+    `run` runs the network and returns these maps. The list is empty where a stage gives tokens, or
+    maps in another layout.
+    """
+    modules = net.stage_modules()
+    shapes: list[torch.Size | None] = []
+
+    def keep_shape(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        shapes.append(getattr(output, "shape", None))
+
+    hooks = [module.register_forward_hook(keep_shape) for module in modules]
+    maps = run()
+    for hook in hooks:
+        hook.remove()
+    return modules if shapes == [m.shape for m in maps] and maps[0].ndim == 4 else []

@@ -17,10 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from solodg.algorithms import Algorithm
+from solodg.algorithms.ridge import Ridge
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
+from solodg.predict.early_exit_graph import early_exit_graph
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
+from solodg.predict.repeated_weights import remove_repeated_weights
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import MODEL_FORMAT
 from solodg.runs.novelty import Novelty, with_novelty
@@ -56,7 +59,11 @@ def to_onnx(predictor: Predictor) -> bytes:
         raise missing_extra("onnx", "ONNX", error) from error
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm), _novelty(predictor)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
-    model = onnx.load_from_string(_traced(graph, example, predictor.info.backbone))
+    model = onnx.load_from_string(_content(graph, example, predictor.info.backbone))
+    remove_repeated_weights(model)
+    for node in list(model.graph.output):
+        if node.name not in graph.names(example):
+            model.graph.output.remove(node)
     info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
     scores = [found.model_dump() for found in predictor.recorded_scores()]
     metadata = {"model": info.model_dump(), "versions": _versions(), "scores": scores}
@@ -78,6 +85,13 @@ class _Graph(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self._outputs(pixels) if tensor is not None)
 
+    def to_export(self, example: Tensor) -> nn.Module:
+        """Returns what the exporter reads: this module, or a script where it has branches."""
+        if isinstance(self.algorithm, Ridge) and self.algorithm.exits_early:
+            script: nn.Module = early_exit_graph(self.algorithm, self.novelty, example)
+            return script
+        return self
+
     def names(self, pixels: Tensor) -> list[str]:
         """Returns which of `OUTPUTS` it has."""
         found = zip(OUTPUTS, self._outputs(pixels), strict=True)
@@ -85,7 +99,7 @@ class _Graph(nn.Module):
 
     def _outputs(self, pixels: Tensor) -> tuple[Tensor | None, ...]:
         outputs, novelty = with_novelty(self.algorithm.outputs, self.novelty, to_unit(pixels))
-        return (*outputs, novelty)
+        return outputs.logits, outputs.probabilities, outputs.before, novelty
 
 
 def _novelty(predictor: Predictor) -> Novelty | None:
@@ -107,21 +121,24 @@ def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
 
 
 @torch.no_grad()
-def _traced(graph: _Graph, example: Tensor, backbone: str) -> bytes:
+def _content(graph: _Graph, example: Tensor, backbone: str) -> bytes:
     """Exports by tracing, which takes a second where the newer exporter takes twenty.
 
     Tracing may record a size of the example batch as a constant; `_largest_difference` detects it.
     """
-    names = graph.names(example)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.onnx"
         warnings.simplefilter("ignore")  # deprecation, and shapes taken for constants
+        exported = graph.to_export(example)
+        names = graph.names(example) if exported is graph else [*OUTPUTS[:2], OUTPUTS[-1]]
         try:
             torch.onnx.export(
-                graph,
+                exported,
                 (example,),
                 file,
                 dynamo=False,
+                # The exporter's own search for repeated weights loses some that branches use.
+                keep_initializers_as_inputs=True,
                 input_names=[INPUT],
                 output_names=names,
                 dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},

@@ -120,6 +120,7 @@ def open_session(content: bytes, name: str) -> "InferenceSession":
     onnxruntime.disable_telemetry_events()  # images may be of patients: nothing is told of a use
     try:
         options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors; it warns of constants that branches share
         # Idle workers would otherwise spin, on cores that the decoding of images needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -75,7 +75,8 @@ class Predictor(ImagePredictor):
         x = torch.from_numpy(pixels).to(self.device)
         with torch.inference_mode(), self.autocast():
             outputs, novelty = with_novelty(self.algorithm.outputs, self.novelty, to_unit(x))
-        return Predictions.from_tensors(outputs.probabilities, outputs.before, novelty)
+        found = (outputs.probabilities, outputs.before, novelty, outputs.readings)
+        return Predictions.from_tensors(*found)
 
     def adapted_classifier(self, image: ImageLike) -> NDArray[np.float32]:
         """Returns the mean weights of the classifier written for this image, (classes, embedding).

@@ -34,7 +34,8 @@ def predict(
     for batch in batches:
         result, novel = with_novelty(model, novelty, batch.x.to(device))
         if isinstance(result, Outputs):
-            parts.append(Predictions.from_tensors(result.probabilities, result.before, novel))
+            found = (result.probabilities, result.before, novel, result.readings)
+            parts.append(Predictions.from_tensors(*found))
         else:
             parts.append(Predictions.from_tensors(result, None, novel))
         advance(len(batch.y))
@@ -52,13 +53,18 @@ def chosen_classes(logits: Tensor) -> Tensor:
 
 
 def metrics(predictions: Predictions, labels: NDArray[np.int64]) -> dict[str, float]:
-    """Returns accuracy, NLL and ECE on images of the given (N,) classes, and their number."""
+    """Returns accuracy, NLL and ECE on images of the given (N,) classes, and their number.
+
+    `readings` is how often an image was read, on average, where images differ in that.
+    """
     of_label = predictions.probabilities[np.arange(len(labels)), labels]  # (N,)
+    readings = predictions.readings
     return {
         "accuracy": float((predictions.chosen == labels).mean()),
         "nll": float(-np.log(np.clip(of_label, 1e-12, None)).mean()),
         "ece": expected_calibration_error(predictions, labels),
         "images": len(labels),
+        **({} if readings is None else {"readings": float(readings.mean())}),
     }
 
 

@@ -17,8 +17,8 @@ from solodg.runs.domain_rotations import DomainRotations
 
 # What `auto` tries: source pixels, or several readings.
 NORM_FROM_RANDOM: ImageNorm = 100.0
-NORM_FROM_WEIGHTS: ImageNorm = (0.0, 100.0, 1000.0, "line:300")
-NORMS_OF_RIDGE: tuple[ImageNorm, ...] = ((0.0, 300.0), NORM_FROM_WEIGHTS)
+NORM_FROM_WEIGHTS: ImageNorm = (1000.0, 0.0, "line:300", 100.0)  # the best alone is first
+NORMS_OF_RIDGE: tuple[ImageNorm, ...] = ((300.0, 0.0), NORM_FROM_WEIGHTS)
 
 
 @dataclass(frozen=True)

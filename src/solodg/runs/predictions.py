@@ -83,6 +83,7 @@ class Predictions:
     probabilities: Floats  # (N, C)
     before: Floats | None = None  # (N, C) before adaptation; None: nothing adapts
     novelty: Floats | None = None  # (N,) see `runs.novelty`; None: the model does not tell
+    readings: Floats | None = None  # (N,) how often each was read; None: alike for all, or unknown
 
     def __post_init__(self) -> None:
         check_finite(self.probabilities)
@@ -100,24 +101,24 @@ class Predictions:
         probabilities: "Tensor",
         before: Union["Tensor", None] = None,
         novelty: Union["Tensor", None] = None,
+        readings: Union["Tensor", None] = None,
     ) -> "Predictions":
-        """Copies a model's (B, C) tensors to float64 arrays, from whatever device they are on."""
+        """Copies a model's tensors to float64 arrays, from whatever device they are on."""
         return cls(
             *(
                 None if tensor is None else tensor.double().cpu().numpy()
-                for tensor in (probabilities, before, novelty)
+                for tensor in (probabilities, before, novelty, readings)
             )  # type: ignore[arg-type]
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Joins the predictions of consecutive batches of one model."""
-        before = [part.before for part in parts if part.before is not None]
-        novelty = [part.novelty for part in parts if part.novelty is not None]
+        columns = zip(*((p.before, p.novelty, p.readings) for p in parts), strict=True)
+        found = [[rows for rows in column if rows is not None] for column in columns]
         return cls(
             np.concatenate([part.probabilities for part in parts]),  # (sum of N, C)
-            np.concatenate(before) if before else None,
-            np.concatenate(novelty) if novelty else None,
+            *(np.concatenate(rows) if rows else None for rows in found),
         )
 
     @property

@@ -97,6 +97,7 @@ def _of_model(line: Line) -> RecordedScores | None:
         scores: Mapping[str, Any] = line.get("scores") or {}
         metrics = dict(line["metrics"])
         images = int(metrics.pop("images"))
+        metrics.pop("readings", None)  # not a score
         return RecordedScores(
             dataset=line["dataset"],
             domain=line["domain"],

@@ -41,7 +41,7 @@ _ALGORITHMS: dict[str, Arguments] = {
     },
     "mixstyle": {"probability": 0.5, "concentration": 0.1},
     "mldg": {"alpha": 0.5, "beta": 1.0, "second_order": True, "meta_train": "mean"},
-    "ridge": {},
+    "ridge": {"early_exit": False},
     "rsc": {"feature_share": 1 / 3, "image_share": 1 / 3, "channel_share": None},
     "solo": {
         "posterior": "hierarchical",
@@ -70,7 +70,7 @@ _ALGORITHMS: dict[str, Arguments] = {
         "prior_weight": 1.0,
         "kl_weight": 1e-4,
     },
-    "solo_plus": {"classifier": "linear"},
+    "solo_plus": {"classifier": "linear", "early_exit": False},
     "ttt": {"rotation_weight": 1.0, "own_stages": 0},
 }
 _VARIANTS: dict[tuple[str, str], Arguments] = {
