@@ -178,6 +178,8 @@ def test_the_default_on_a_frozen_backbone_is_solved_decides_and_is_exported(
     assert model.algorithm.closed_form
     records = evaluate_run(tmp_path / "run", machine)
     assert 0 < records[0].metrics["accuracy"] <= 1
+    assert isinstance(model.algorithm, SoloPlus)
+    assert ("readings" in records[0].metrics) == model.algorithm.exits_early
     assert records[0].config["arguments"] == {"classifier": "ridge", "early_exit": True}
     assert export_onnx(model, tmp_path / "model.onnx") < 1e-4
 

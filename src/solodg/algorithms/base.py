@@ -56,6 +56,7 @@ class Algorithm(nn.Module):
     label_smoothing: float = 0.0  # an option of training, set after construction
     domain_images: tuple[int, ...] | None = None  # training images of each source domain, set after
     closed_form: bool = False  # whether `solve` takes the place of training by `losses`
+    exits_early: bool = False  # whether some images are not read in every reading
 
     def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
         super().__init__()

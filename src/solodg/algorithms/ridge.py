@@ -46,9 +46,9 @@ class Ridge(ERM):
         self.margin: Tensor  # the gap between logits from which on an image is not read again
 
     @property
-    def exits_early(self) -> bool:
+    def exits_early(self) -> bool:  # type: ignore[override]
         """Returns whether some images are not read in every reading."""
-        return self.early_exit and float(self.margin) < NEVER
+        return self.closed_form and self.early_exit and float(self.margin) < NEVER
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the square-rooted embedding (B, D), averaged over the readings that it needs."""
@@ -65,7 +65,7 @@ class Ridge(ERM):
 
     def outputs(self, x: Tensor) -> Outputs:
         """Returns logits and probabilities, and with early exit how often each image was read."""
-        if not (self.closed_form and self.exits_early):
+        if not self.exits_early:
             return super().outputs(x)
         z, readings = self._read(x)
         logits = self.classifier(z)

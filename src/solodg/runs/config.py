@@ -102,7 +102,7 @@ class RunConfig(BaseModel):
         "many pixels, e.g. 300; 0: do not mix. With several readings, e.g. 0,300,line:300, the "
         "backbone reads each image once for each, and the features are averaged; a reading may "
         "have a view of the image: line (a line drawing), zoom, flip or grey. auto: 100, or on "
-        "given weights 0,100,1000,line:300, if that helps on source domains that are held out; "
+        "given weights 1000,0,line:300,100, if that helps on source domains that are held out; "
         "else 0.",
         shown_default="0; with solo_plus auto",
     )

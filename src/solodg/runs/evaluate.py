@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from solodg.adapters import Adapter
+from solodg.adapters.none import NoAdapter
 from solodg.data import DomainDataset, LabelledImages
 from solodg.errors import UserError
 from solodg.progress import NoProgress, Progress, Say
@@ -237,15 +238,15 @@ def _score_parts(
     novelty: Novelty | None,
 ) -> list[_ScoredDomain]:
     """Scores images in order and in large batches: predictions do not depend on either."""
+    counted = isinstance(model, NoAdapter) and model.algorithm.exits_early
+    run = model.algorithm.outputs if counted else model.probabilities
     scored = []
     for role, images, _ in parts:
         started = time.perf_counter()
         given = give_target_images(model.algorithm, images, device)
         with progress.bar(f"Scoring {images.domain_name}", len(images)) as advance:
             batches = input_batches(images)
-            result = predict(
-                model.probabilities, batches, device=device, advance=advance, novelty=novelty
-            )
+            result = predict(run, batches, device=device, advance=advance, novelty=novelty)
         seconds = time.perf_counter() - started
         scored.append(_ScoredDomain(role, images, result, seconds, given))
     return scored
