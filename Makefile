@@ -111,7 +111,7 @@ WEIGHTS ?= tf_efficientnet_lite0.safetensors
 bench: install-dev
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.model
-	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.compiled
 	$(BIN)/python -m benchmarks.onnx
 	$(BIN)/python -m benchmarks.serving

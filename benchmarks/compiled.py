@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.model import build, mnist_episode, predictor, updater
+from benchmarks.model import build, noise_episode, predictor, updater
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.runs.allocator import keep_freed_memory
 
@@ -37,7 +37,7 @@ def main() -> None:
         x, fast = torch.rand(batch, 3, 224, 224), torch.compile(model)
         title = f"inference at 224 pixels, batch {batch}"
         rows.append(row(title, predictor(model, x), predictor(fast, x), rounds))
-    shown = mnist_episode(4, 32)
+    shown = noise_episode(4, 32)
     steps = [updater("solo", shown, compiled=compiled) for compiled in (False, True)]
     rows.append(row("training step at 32 pixels", *steps, rounds=15))
     sys.stdout.write(table("torch.compile, ResNet-18", HEADER, rows))

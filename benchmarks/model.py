@@ -1,6 +1,6 @@
 """Whole models: prediction and training step beside the same backbone with a linear classifier.
 
-`python -m benchmarks.model` prints the tables.
+`python -m benchmarks.model` prints the tables, of our methods. `benchmarks.methods` has all.
 """
 
 import sys
@@ -19,6 +19,7 @@ from solodg.runs.open_parts import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS
 from solodg.types import Batch, Episode
 
 NETWORK = "resnet18"
+OURS = ("erm", "solo", "solo_plus", "solo_code")
 
 
 def build(name: str, classes: int, size: int, network: str = NETWORK) -> Algorithm:
@@ -50,25 +51,6 @@ def inference_rows(size: int = 224) -> list[list[str]]:
     return rows
 
 
-def prediction_rows(
-    size: int = 224, network: str = NETWORK, rounds: tuple[int, int] = (30, 3)
-) -> list[list[str]]:
-    """Measures prediction by every algorithm beside ERM, of 7 classes; returns the table's rows.
-
-    `rounds` are those at batch sizes 1 and 64.
-    """
-    models = {name: build(name, 7, size, network) for name in ALGORITHMS}
-    columns = []
-    for batch, count in zip((1, 64), rounds, strict=True):
-        x = torch.rand(batch, 3, size, size)
-        runs = {name: predictor(model, x) for name, model in models.items()}
-        measured = alternate(runs, rounds=count, warmup=1)
-        columns.append(
-            {n: [milliseconds(t), ratio(t, measured["erm"])] for n, t in measured.items()}
-        )
-    return [[name, *columns[0][name], *columns[1][name]] for name in ALGORITHMS]
-
-
 def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
     """Returns a function that predicts one batch."""
 
@@ -80,9 +62,8 @@ def predictor(model: nn.Module, x: Tensor) -> Callable[[], object]:
 
 
 def step_rows(shown: Episode, network: str = NETWORK, rounds: int = 9) -> list[list[str]]:
-    """Measures a whole update for every algorithm that makes steps; returns the table's rows."""
-    trained = [name for name, kind in ALGORITHMS.items() if not kind.is_closed_form({})]
-    work = {name: updater(name, shown, network) for name in trained}
+    """Measures a whole update by our methods beside ERM; returns the rows of the table."""
+    work = {name: updater(name, shown, network) for name in OURS}
     measured = alternate(work, rounds=rounds, warmup=2)
     return [
         [name, milliseconds(timing), ratio(timing, measured["erm"])]
@@ -90,11 +71,19 @@ def step_rows(shown: Episode, network: str = NETWORK, rounds: int = 9) -> list[l
     ]
 
 
-def mnist_episode(context: int, queries: int, domains: int = 5, classes: int = 10) -> Episode:
-    """Returns an episode of noise with the sizes of rotated MNIST."""
+def noise_episode(
+    context: int,
+    queries: int,
+    domains: int = 5,
+    classes: int = 10,
+    *,
+    channels: int = 1,
+    size: int = 32,
+) -> Episode:
+    """Returns an episode of noise; the defaults are the sizes of rotated MNIST."""
 
     def batch(labels: Tensor, domain: Tensor) -> Batch:
-        return Batch(torch.rand(len(labels), 1, 32, 32), labels, domain)
+        return Batch(torch.rand(len(labels), channels, size, size), labels, domain)
 
     labels = torch.arange(classes).repeat(context)
     source = batch(
@@ -109,19 +98,24 @@ def updater(
 ) -> Callable[[], object]:
     """Returns a function that makes one update, with the method's recipe for random weights."""
     torch.manual_seed(0)
+    images = shown.merged
     recipe = ALGORITHMS[name].recipes["random"]
     norm = recipe.get("image_norm")
     backbone = build_backbone(
         network,
-        channels=1,
-        image_size=32,
+        channels=images.x.shape[1],
+        image_size=images.x.shape[2],
         image_norm=NORM_FROM_RANDOM if norm == AUTO else norm,
         pose=recipe.get("pose") == AUTO,
     )
     if compiled:
         backbone.forward = torch.compile(backbone.forward)  # type: ignore[method-assign]
     algorithm = build_algorithm(
-        name, backbone, num_classes=10, num_domains=5, **recipe.get("arguments", {})
+        name,
+        backbone,
+        num_classes=int(images.y.max()) + 1,
+        num_domains=int(images.domain.max()) + 1,
+        **recipe.get("arguments", {}),
     ).train()
     optimizer = build_optimizer(algorithm, Schedule(1, 1, 1e-3, 1e-3, 5e-4, 0))
     return lambda: update(algorithm, optimizer, shown)
@@ -132,11 +126,8 @@ def main() -> None:
     keep_freed_memory()  # as the command line does, for all that is compared
     header = ["", "ERM", "solo", "solo_plus", "solo / ERM", "solo_plus / ERM"]
     sys.stdout.write(table("Inference, ResNet-18 at 224 pixels", header, inference_rows()) + "\n")
-    title = "Inference of every method, ResNet-18 at 224 pixels, 7 classes"
-    header = ["method", "batch 1", "/ ERM", "batch 64", "/ ERM"]
-    sys.stdout.write(table(title, header, prediction_rows()) + "\n")
     defaults = RunConfig(dataset="rotated-mnist")
-    shown = mnist_episode(defaults.context_images, defaults.batch_size)
+    shown = noise_episode(defaults.context_images, defaults.batch_size)
     title = (
         f"A whole training step of {len(shown.merged.y)} images, ResNet-18 at 32 pixels, rotated "
         "MNIST"

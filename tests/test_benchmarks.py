@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import adapters, head, model, onnx
+from benchmarks import head, methods, model, onnx
 from benchmarks.plain import plain_posterior
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
 from solodg.adapters import ADAPTERS
@@ -63,12 +63,22 @@ def test_steps_and_inference_run_at_a_small_size(kind: str) -> None:
 
 
 def test_every_algorithm_and_adapter_is_timed() -> None:
-    predicted = model.prediction_rows(16, "small_cnn", (1, 1))
-    assert [row[0] for row in predicted] == list(ALGORITHMS)
-    stepped = model.step_rows(model.mnist_episode(1, 10), "small_cnn", 1)
-    assert {row[0] for row in stepped} == ALGORITHMS.keys() - {"ridge"}  # solved, without steps
-    adapted = {row[1].split(" (")[0] for row in adapters.rows(16, "small_cnn", (1, 1))}
-    assert adapted >= {f"ERM + {name}" for name in ADAPTERS if name != "none"}
+    measured = methods.algorithm_rows(16, "small_cnn", (1, 1, 1))
+    assert [row[0] for row in measured] == list(ALGORITHMS)
+    assert {len(row) for row in measured} == {len(methods.HEADER)}
+    assert {row[0] for row in measured if row[1] == "-"} == {"ridge"}  # solved, without steps
+    erm = measured[list(ALGORITHMS).index("erm")]
+    assert (erm[2], erm[3], erm[5], erm[7]) == ("1.00", "300", "1.00", "1.00")
+    adapted = [row[1].split(" (")[0] for row in methods.adapter_rows(16, "small_cnn", (1, 1))]
+    assert adapted == [*ADAPTERS] * 2
+
+
+def test_a_step_is_of_the_images_that_are_said() -> None:
+    shown = model.noise_episode(1, 11, 3, 7, channels=3, size=16)
+    assert len(shown.merged.y) == 32
+    assert shown.merged.x.shape[1:] == (3, 16, 16)
+    rows = model.step_rows(model.noise_episode(1, 10), "small_cnn", 1)
+    assert {row[0] for row in rows} == set(model.OURS)
 
 
 def test_what_is_exported_for_timing_says_what_pytorch_says() -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from conftest import write_images
 from peer_models import on_images
+from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.ranges import Choice, LogUniform, StepShare, Uniform
 from solodg.bench.plan import Plan, read_plan
@@ -24,6 +25,7 @@ from solodg.data import DATASETS, DomainDataset, Loading
 from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import checked_arguments
+from solodg.runs.stream import Stream, adapter_arguments
 from solodg.storage import read_lines
 
 MACHINE = Machine(accelerator="cpu", data_dir=Path("nowhere"))
@@ -155,6 +157,14 @@ def test_every_range_is_of_an_argument_that_takes_its_values(name: str) -> None:
             on_images(name, **checked_arguments(name, drawn))
 
 
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_range_of_an_adapter_is_of_an_argument_that_takes_its_values(name: str) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        drawn = {n: r.draw(generator, 1) for n, r in ADAPTERS[name].search.items()}
+        assert drawn.items() <= adapter_arguments(name, drawn).items()
+
+
 def test_ranges_stay_within_their_bounds_and_reach_all_of_them() -> None:
     generator = np.random.default_rng(0)
 
@@ -229,13 +239,64 @@ def test_what_cannot_be_searched_is_told(options: dict, reason: str) -> None:
         search(**options)
 
 
-def test_a_plan_is_searched_alone_and_without_adapters(tmp_path: Path, solodg) -> None:
+def test_a_plan_is_searched_alone(tmp_path: Path, solodg) -> None:
     path = tmp_path / "toy.yaml"
     path.write_text(PLAN)
     code, _, err = solodg("tune", path, "--steps", 3, "--output", tmp_path / "out")
     assert code == 2
     assert "steps: a plan sets these itself" in " ".join(err.split())
-    path.write_text(PLAN.replace("name: MLDG", "name: MLDG, adapter: t3a"))
+    path.write_text(PLAN.replace("name: MLDG", "name: MLDG, adapter: bn"))
     code, _, err = solodg("tune", path, "--output", tmp_path / "out")
     assert code == 2
-    assert "has the adapter t3a" in " ".join(err.split())
+    assert "nothing is left to search: bn has no other main setting" in " ".join(err.split())
+
+
+ADAPTER_PLAN = """
+title: Sites
+dataset: {sites}
+targets: [d]
+seeds: [3]
+run: {{algorithm: erm, backbone: small_cnn, image_size: 32, steps: 3, batch_size: 4,
+      context_images: 1, centre_images: 2, val_fraction: 0.5}}
+rows:
+  - {{name: T3A, adapter: t3a}}
+  - {{name: Tent, adapter: tent, stream: {{batch_size: 4, arguments: {{steps: 3}}}}}}
+"""
+
+
+def test_an_adapter_is_searched_on_one_model_for_each_source_domain(
+    sites, tmp_path, solodg
+) -> None:
+    path, output = tmp_path / "adapters.yaml", tmp_path / "out"
+    path.write_text(ADAPTER_PLAN.format(sites=sites))
+    code, _, err = solodg("tune", path, "--runs", 9, "--output", output)
+    assert code == 0, err  # the images of the target, d, cannot be read
+    assert "6 trials, 3 trainings" in " ".join(err.split())
+    assert len(list((output / "runs").iterdir())) == 3
+    plan = read_plan(path)
+    results = read_results(output / RECORDS)
+    (t3a, of_t3a), (_, of_tent) = searches_of(plan, MACHINE, 9)
+    assert of_t3a.ranges.keys() == {"keep"}
+    assert of_tent.ranges.keys() == {"learning_rate"}  # steps are given
+    for search_of, name in ((of_t3a, "t3a"), (of_tent, "tent")):
+        for cell in search_of.cells():
+            (record,) = results.done[cell.key]
+            trial = search_of.trials[int(cell.row.removeprefix("trial "))]
+            assert (record.adapter, record.role) == (name, "target")
+            assert record.domain in "abc"
+            assert record.config["exclude"] == ["d"]
+            assert trial.arguments.items() <= record.stream["arguments"].items()
+    # The rows that it prints have what was best, for this target alone.
+    (file,) = (output / "tables").glob("*.yaml")
+    rows = [Row(**values) for values in yaml.safe_load(file.read_text())]
+    for row, search_of in zip(rows, (of_t3a, of_tent), strict=True):
+        winner = best(search_of.outcomes(results)).trial
+        assert row.adapter_by_target == {"d": winner.arguments}
+        chosen = plan.model_copy(update={"rows": [row]}).cells()
+        stream = chosen[0].stream or Stream()
+        assert winner.arguments.items() <= stream.arguments.items()
+    assert chosen[0].stream.batch_size == 4
+    assert chosen[0].stream.arguments["steps"] == 3
+    tuned = row_with(t3a, of_t3a, Trial(1, {}, {"keep": "all"}))
+    (cell,) = plan.model_copy(update={"rows": [tuned]}).cells()
+    assert cell.stream.arguments == {"keep": "all"}

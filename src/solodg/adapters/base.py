@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.algorithms import Algorithm
+from solodg.algorithms.ranges import SearchRange
 
 
 class Adapter(nn.Module):
@@ -20,6 +21,8 @@ class Adapter(nn.Module):
 
     single_sample: ClassVar[bool]  # whether row i of a batch equals image i alone
     trained_by: ClassVar[str | None] = None  # the only algorithm that it can adapt
+    # The arguments that `solodg tune` searches, and the values that they may take.
+    search: ClassVar[dict[str, SearchRange]] = {}
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()

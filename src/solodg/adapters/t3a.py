@@ -6,8 +6,8 @@ normalised mean direction. It needs no gradients. Supports stay until `reset`.
 
 The authors have no default for the number of supports: they try 1, 5, 20, 50, 100 and all, and take
 the best on source validation images. The 100 here is one of these, not chosen for any data;
-docs/algorithms.md says how to choose on a source domain that is left out. Their "all" drops the
-least certain support of each class at every call, by a slip; here it keeps all.
+`solodg tune` chooses on source domains that are left out. Their "all" drops the least certain
+support of each class at every call, by a slip; here it keeps all.
 """
 
 from typing import ClassVar, Literal
@@ -19,12 +19,14 @@ from torch.nn import functional as F
 
 from solodg.adapters.base import Adapter, entropy
 from solodg.algorithms import Algorithm
+from solodg.algorithms.ranges import Choice, SearchRange
 
 
 class T3A(Adapter):
     """Classifies by the mean direction of the `keep` most certain supports of each class."""
 
     single_sample: ClassVar[bool] = False
+    search: ClassVar[dict[str, SearchRange]] = {"keep": Choice((1, 5, 20, 50, 100, "all"))}
 
     def __init__(self, algorithm: Algorithm, *, keep: PositiveInt | Literal["all"] = 100) -> None:
         super().__init__(algorithm)

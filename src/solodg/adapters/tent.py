@@ -19,12 +19,17 @@ from solodg.adapters.bn import (
     stored_statistics,
 )
 from solodg.algorithms import Algorithm
+from solodg.algorithms.ranges import Choice, LogUniform, SearchRange
 
 
 class Tent(Adapter):
     """Takes `steps` updates of BatchNorm's scales and shifts on each batch."""
 
     single_sample: ClassVar[bool] = False
+    search: ClassVar[dict[str, SearchRange]] = {
+        "learning_rate": LogUniform(1e-4, 1e-2),
+        "steps": Choice((1, 3, 10)),
+    }
 
     def __init__(
         self, algorithm: Algorithm, *, steps: PositiveInt = 1, learning_rate: PositiveFloat = 1e-3

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pydantic import (
 
 from solodg.adapters import ADAPTERS
 from solodg.bench.cell import Cell
-from solodg.bench.row import Row
+from solodg.bench.row import Row, for_target
 from solodg.bench.yaml_file import read_yaml
 from solodg.data import DATASETS, dataset_spec
 from solodg.data.domains import normalise_name
@@ -153,18 +154,32 @@ class Plan(BaseModel):
                 f"row {row.name!r}: adapter {row.adapter} needs algorithm {needed}, not "
                 f"{config.algorithm}."
             )
-        return Cell(row.name, row.adapter, resolve(config), _with_order(row.stream, seed))
+        stream = _with_order(self.stream_of(row, targets), seed)
+        return Cell(row.name, row.adapter, resolve(config), stream)
+
+    def stream_of(self, row: Row, targets: tuple[str, ...]) -> Stream | None:
+        """Returns the stream of a row, with the arguments that its adapter has for these targets.
+
+        The order of images is that of the row: `cells` gives each seed another.
+        """
+        self._check_targets(row.adapter_by_target, row)
+        own = for_target(row.adapter_by_target, targets)
+        if not own:
+            return row.stream
+        stream = row.stream or Stream()
+        return stream.model_copy(update={"arguments": stream.arguments | own})
 
     def _settings_for(self, targets: tuple[str, ...], row: Row) -> dict[str, Any]:
         """Returns the settings that the row has for these targets alone."""
-        chosen = {normalise_name(name): values for name, values in row.by_target.items()}
-        targets_of_plan = [normalise_name(n) for names in self.target_sets() for n in names]
-        for name in chosen:
-            if name not in targets_of_plan:
-                raise unknown_name(f"target of row {row.name!r}", name, targets_of_plan)
-        return next(
-            (chosen[normalise_name(name)] for name in targets if normalise_name(name) in chosen), {}
-        )
+        self._check_targets(row.by_target, row)
+        return for_target(row.by_target, targets)
+
+    def _check_targets(self, names: Iterable[str], row: Row) -> None:
+        """Raises an error for settings of a target that the plan does not have."""
+        known = [normalise_name(n) for targets in self.target_sets() for n in targets]
+        for name in map(normalise_name, names):
+            if name not in known:
+                raise unknown_name(f"target of row {row.name!r}", name, known)
 
 
 def _with_order(stream: Stream | None, seed: int) -> Stream | None:
@@ -233,7 +248,9 @@ def _check_streams(plan: Plan, path: Path) -> None:
     points = set()
     for row in plan.rows:
         try:
-            adapter_arguments(row.adapter, row.stream.arguments if row.stream else {})
+            given = row.stream.arguments if row.stream else {}
+            for own in ({}, *row.adapter_by_target.values()):
+                adapter_arguments(row.adapter, given | own)
         except UserError as error:
             fields = ", ".join(name for name in Stream.model_fields if name != "arguments")
             hint = f" A stream has {fields}." if row.stream else ""

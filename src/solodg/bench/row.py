@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from solodg.data.domains import normalise_name
 from solodg.runs.stream import Stream
 
 
@@ -18,6 +19,8 @@ class Row(BaseModel):
     # Fields of RunConfig for one target alone, e.g. those chosen on its source domains.
     by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
     adapter: str = "none"
+    # Arguments of the adapter for one target alone, e.g. those chosen on its source domains.
+    adapter_by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
     stream: Stream | None = None  # of test images; None: all of them in large batches
     sweep: dict[str, list[Any]] = Field(default_factory=dict)  # a row for each combination
     curve: str = ""  # rows that share it are one curve over batch sizes; a sweep sets it
@@ -59,6 +62,12 @@ class Row(BaseModel):
             changes = {"name": name, "curve": self.curve or curve, "sweep": {}}
             rows.append(Row(**self.model_dump() | changes | {"stream": stream}))
         return rows
+
+
+def for_target(by_target: dict[str, dict[str, Any]], targets: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the settings of the first of these targets that has any of its own, or none."""
+    own = {normalise_name(name): values for name, values in by_target.items()}
+    return next((own[normalise_name(n)] for n in targets if normalise_name(n) in own), {})
 
 
 def _setting_text(name: str, value: Any) -> str:

@@ -4,6 +4,9 @@ A trial is a choice of settings. Each source domain takes the place of the targe
 sees the others, and the validation images of this one are scored. The target is excluded, so
 nothing of it is read. Trial 0 has the settings as they were given; the values of every other trial
 follow from the seed and its number, so a search that was stopped goes on with the same trials.
+
+With a test-time method its own settings are searched, and those of training stay as they are: each
+held-out domain takes one training, and every trial adapts that model to its validation images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
 from solodg.algorithms.ranges import LogUniform, SearchRange
 from solodg.bench.cell import Cell
 from solodg.bench.plan import Plan
 from solodg.bench.records import Results
-from solodg.bench.row import Row
+from solodg.bench.row import Row, for_target
 from solodg.bench.table import Entry, Grid
 from solodg.data import DomainDataset
 from solodg.data.domains import normalise_name
@@ -24,6 +28,7 @@ from solodg.errors import UserError
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import is_closed_form, resolve
 from solodg.runs.opened_data import load_dataset, loading_of
+from solodg.runs.stream import Stream
 from solodg.runs.tables import mean_accuracy, percent
 from solodg.seeding import numpy_generator
 
@@ -35,7 +40,10 @@ _OF_PLAN = ("dataset", "targets", "exclude", "seed")  # what a search sets itsel
 
 @dataclass(frozen=True)
 class Trial:
-    """The settings of one trial: rates, and arguments of the algorithm; empty in trial 0."""
+    """The settings of one trial; empty in trial 0.
+
+    They are rates and arguments of the algorithm, or arguments of the adapter that is searched.
+    """
 
     number: int
     rates: dict[str, float]
@@ -68,7 +76,8 @@ class Search:
     """A search for one method and one set of targets.
 
     `config` is as given, before `resolve`: what it sets is not searched. `name` is that of its
-    files, `runs` the number of trainings that it may take, `data` the dataset if it is loaded.
+    files, `runs` the number of models that it may score, `data` the dataset if it is loaded. With
+    an `adapter` its arguments are searched, all but those that `stream` sets.
     """
 
     def __init__(
@@ -78,8 +87,10 @@ class Search:
         machine: Machine,
         runs: int,
         data: DomainDataset | None = None,
+        adapter: str = "none",
+        stream: Stream | None = None,
     ) -> None:
-        self.name, self.config = name, config
+        self.name, self.config, self.adapter, self.stream = name, config, adapter, stream
         self.resolved = resolve(config)
         dataset = load_dataset(self.resolved, machine) if data is None else data
         self.targets = dataset.canonical(self.resolved.targets)
@@ -92,6 +103,10 @@ class Search:
 
     def _ranges(self) -> dict[str, SearchRange]:
         """Returns what is searched: the rates and arguments that are not given."""
+        if self.adapter != "none":
+            set_by_stream = self.stream.arguments if self.stream else {}
+            found = ADAPTERS[self.adapter].search.items()
+            return {n: values for n, values in found if n not in set_by_stream}
         given = {n for n, value in self.config if value is not None and n in RATES}
         kind = ALGORITHMS[self.config.algorithm]
         fixed = {*self.config.arguments, *kind.variants[self.config.variant]}
@@ -123,7 +138,7 @@ class Search:
             )
         if not self.ranges:
             raise UserError(
-                f"nothing is left to search: {config.algorithm} has no other main setting than "
+                f"nothing is left to search: {self.method} has no other main setting than "
                 "those that are given, if any."
             )
         if runs < 2 * len(self.sources):
@@ -156,8 +171,17 @@ class Search:
             targets=[[source] for source in self.sources],
             seeds=[self.config.seed],
             run=given | {"exclude": self.excluded or None, "score_on": "validation"},
-            rows=[Row(name=f"trial {t.number}", run=t.settings()) for t in self.trials],
+            rows=[self._row(trial) for trial in self.trials],
         )
+
+    def _row(self, trial: Trial) -> Row:
+        name = f"trial {trial.number}"
+        if self.adapter == "none":
+            return Row(name=name, run=trial.settings())
+        given = self.stream.model_dump(exclude_unset=True) if self.stream else {}
+        arguments = given.get("arguments", {}) | trial.arguments
+        stream = Stream(**given | {"arguments": arguments})
+        return Row(name=name, adapter=self.adapter, stream=stream)
 
     def cells(self) -> list[Cell]:
         """Returns the cells of all trials, trial by trial."""
@@ -174,11 +198,17 @@ class Search:
         named = [(trial, found.get(f"trial {trial.number}", {})) for trial in self.trials]
         return [Outcome(t, each) for t, each in named if len(each) == len(self.sources)]
 
+    @property
+    def method(self) -> str:
+        """Returns the name of the method whose settings are searched."""
+        return self.config.algorithm if self.adapter == "none" else self.adapter
+
     def title(self) -> str:
         """Returns what is searched, for a table."""
         config = self.config
         without = f", without {', '.join(self.excluded)}" if self.excluded else ""
-        return f"{config.algorithm} ({config.variant}) on {self.resolved.dataset}{without}"
+        adapted = "" if self.adapter == "none" else f" + {self.adapter}"
+        return f"{config.algorithm} ({config.variant}){adapted} on {self.resolved.dataset}{without}"
 
     def table(self, outcomes: Sequence[Outcome]) -> Grid:
         """Builds the table of trials: settings, accuracy on each held-out domain, and the mean."""
@@ -206,17 +236,27 @@ def row_with(row: Row, search: Search, trial: Trial) -> Row:
 
     Without targets they are the row's.
     """
+    if search.adapter != "none":
+        return _with_adapter(row, search, trial)
     settings = trial.settings()
     if not search.targets:
         return row.model_copy(update={"run": _merged(row.run, settings)})
     target = search.targets[0]
-    before: dict[str, Any] = next(
-        (v for n, v in row.by_target.items() if normalise_name(n) == normalise_name(target)), {}
-    )
+    before = for_target(row.by_target, search.targets)
     # A target's arguments take the place of the row's.
     own = {"arguments": row.run["arguments"]} if row.run.get("arguments") else {}
     chosen = {target: _merged(own | before, settings)}
     return row.model_copy(update={"by_target": row.by_target | chosen})
+
+
+def _with_adapter(row: Row, search: Search, trial: Trial) -> Row:
+    if not search.targets:
+        stream = row.stream or Stream()
+        stream = stream.model_copy(update={"arguments": stream.arguments | trial.arguments})
+        return row.model_copy(update={"stream": stream})
+    before = for_target(row.adapter_by_target, search.targets)
+    chosen = {search.targets[0]: before | trial.arguments}
+    return row.model_copy(update={"adapter_by_target": row.adapter_by_target | chosen})
 
 
 def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
@@ -227,14 +267,8 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def searches_of(plan: Plan, machine: Machine, runs: int) -> list[tuple[Row, Search]]:
     """Returns a search for each row and each set of targets of a plan, with its first seed.
 
-    Raises `UserError` for a row with an adapter, whose settings are not those of training.
+    A row with an adapter has the settings of its adapter searched, and no others.
     """
-    for row in plan.rows:
-        if row.adapter != "none":
-            raise UserError(
-                f"row {row.name!r} has the adapter {row.adapter}: what is searched are settings "
-                "of training. Leave such rows out of the plan that is searched."
-            )
     plan.cells()  # which raises an error for settings that do not fit
     found, loaded = [], {}
     for row in plan.rows:
@@ -246,5 +280,7 @@ def searches_of(plan: Plan, machine: Machine, runs: int) -> list[tuple[Row, Sear
             key = str(loading_of(resolve(config), machine))
             if key not in loaded:
                 loaded[key] = load_dataset(resolve(config), machine)
-            found.append((row, Search(name, config, machine, runs, loaded[key])))
+            stream = plan.stream_of(row, targets)
+            search = Search(name, config, machine, runs, loaded[key], row.adapter, stream)
+            found.append((row, search))
     return found

@@ -31,8 +31,9 @@ def tune(
     runs: Annotated[
         int,
         typer.Option(
-            help="Trainings that the search may take; with a plan, for each row and target. A "
-            "trial takes one for each source domain.",
+            help="Models that the search may score; with a plan, for each row and target. A "
+            "trial takes one for each source domain. Each is trained anew, unless an adapter is "
+            "searched.",
             min=1,
         ),
     ] = 60,
@@ -43,6 +44,8 @@ def tune(
 
     DATASET and options are those of [bold]solodg train[/bold]; or give a plan of
     [bold]solodg bench[/bold], and nothing else: each of its methods is searched for each target.
+    A row with an adapter has the settings of the adapter searched, and one model for each source
+    domain serves all of its trials.
 
     A random search. In every trial each source domain is left out once, and its validation images
     are scored; the target is never read. What the options or the plan set is not searched. After
@@ -65,12 +68,12 @@ def tune(
     else:
         config = config_of(options)
         found = [(None, Search(_name(config), config, machine, runs))]
-    trainings = sum(len(search.trials) * len(search.sources) for _, search in found)
+    cells = [cell for _, search in found for cell in search.cells()]
+    trainings = len({cell.run_key for cell in cells})
     say(
         f"{sum(len(search.trials) for _, search in found)} trials, {trainings} trainings. Left out "
         "in turn: " + "; ".join(dict.fromkeys(", ".join(s.sources) for _, s in found)) + "."
     )
-    cells = [cell for _, search in found for cell in search.cells()]
     failed = run_cells(cells, machine, output, where, progress, say)
     _show(found, output, say)
     if failed:
