@@ -109,6 +109,7 @@ DATA ?= data
 WEIGHTS ?= tf_efficientnet_lite0.safetensors
 
 bench: install-dev
+	$(BIN)/python -m benchmarks.default $(DATA) $(WEIGHTS)
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.methods

@@ -8,9 +8,9 @@ from solodg.inference import inference_batch_size
 @pytest.mark.parametrize(
     ("numbers", "size"),
     [
-        (3 * 224 * 224, 32),
-        (3 * 112 * 112, 128),
-        (3 * 32 * 32, 512),  # no more than 512
+        (3 * 224 * 224, 16),
+        (3 * 112 * 112, 64),
+        (3 * 16 * 16, 512),  # no more than 512
         (1280, 512),  # features
         (3 * 1000 * 1000, 8),  # no fewer than 8
     ],

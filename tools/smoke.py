@@ -1,6 +1,6 @@
 """Tries an installed SoloDG in an empty folder: trains, predicts, exports, predicts again.
 
-    .venv-release/bin/python tools/smoke.py
+.venv-release/bin/python tools/smoke.py
 """
 
 import shutil
