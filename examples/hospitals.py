@@ -12,9 +12,9 @@ corners (vignette) and JPEG compression. Patients have one to three images each.
 and the images beside them. Nothing of it is of a real patient.
 """
 
+import argparse
 import csv
 import io
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,9 +49,11 @@ NEW_SITE = {"harbour": Scanner(gain=0.5, floor=0.35, blur=0.7, noise=0.03, vigne
 
 def main() -> None:
     """Writes both lists with their images."""
-    if len(sys.argv) != 2:
-        sys.exit("Usage: python examples/hospitals.py FOLDER")
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where the lists and the images are written")
+    folder = parser.parse_args().folder
     make(folder, "sites.csv", SITES, patients=60, seed=1)
     make(folder, "new.csv", NEW_SITE, patients=60, seed=2)
     print(f"Wrote {folder / 'sites.csv'} ({', '.join(SITES)}) and {folder / 'new.csv'} (harbour).")
