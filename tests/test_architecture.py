@@ -158,7 +158,7 @@ MODULES = {
     """,
     "cli": """
         config_options console devices options write_errors
-        cells data_table
+        cells data_table score_output
         average cache train predict datasets demo bench export push report serve study
         evaluate explain tune
         __init__

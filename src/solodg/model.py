@@ -161,16 +161,20 @@ class Model(ImagePredictor):
     ) -> str:
         """Pushes the run to the Hugging Face Hub; returns the address of the commit.
 
-        `name` is "owner/name"; a new repository is private unless `public`. It gets weights and
-        description, records, the exported file (unless `onnx` is false) and the model card, which
-        names `licence` as that of the weights. Paths of this machine are not pushed.
+        `name` is "owner/name", optionally with @branch; a repository that does not exist yet is
+        private unless `public`. It gets weights and description, records, the exported file (unless
+        `onnx` is false) and the model card, which names `licence` as that of the weights. Paths of
+        this machine are not pushed.
         """
         if self.folder is None:
             raise UserError(f"{self._path} is an exported file: push the run it was made from.")
-        from solodg.hub.push import push_run
+        from solodg.hub.push import push_target, upload, write_files
 
-        settings = {"public": public, "licence": licence, "onnx": onnx, "message": message}
-        return push_run(self.folder, name, **settings)  # type: ignore[arg-type]
+        target = push_target(name)
+        text = message or f"Run of solodg: {self.folder.resolve().name}"
+        with tempfile.TemporaryDirectory(prefix="solodg-hub-") as scratch:
+            write_files(self.folder, Path(scratch), target, licence=licence, onnx=onnx)
+            return upload(Path(scratch), target, text, public=public)
 
     def export(self, path: str | Path) -> float:
         """Writes the model as one ONNX file, with its adaptation; `solodg.load(path)` loads it.

@@ -82,15 +82,10 @@ def bench(
         for plan in plans:
             _show_plan(plan, machine, output, progress)
         return
-    if records is not None and not table_only:
-        raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
-    if records is not None and not records.is_file():
-        raise UserError(f"no file of records at {records}.")
-    failed = 0
-    if not table_only:
-        # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
-        cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
-        failed = run_cells(cells, machine, output, where, progress, say)
+    _check_records(records, table_only)
+    # Seed by seed over all plans, so that a command stopped early leaves complete seeds.
+    cells = sorted((c for plan in plans for c in plan.cells()), key=lambda c: c.config.seed)
+    failed = 0 if table_only else run_cells(cells, machine, output, where, progress, say)
     with progress.stage("Writing tables"):
         if len(plans) > 1:
             _write_comparison(config.stem, plans, output, records, say)
@@ -99,6 +94,13 @@ def bench(
     if failed:
         err.print(f"{failed} cell(s) failed: repeat the command to try them again.", style="red")
         raise typer.Exit(SOME_FAILED)
+
+
+def _check_records(records: Path | None, table_only: bool) -> None:
+    if records is not None and not table_only:
+        raise UserError("--records is for --table-only: new records go to OUTPUT/results.jsonl.")
+    if records is not None and not records.is_file():
+        raise UserError(f"no file of records at {records}.")
 
 
 def _write_comparison(

@@ -1,7 +1,5 @@
 """`solodg evaluate`."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,17 +9,17 @@ import typer
 from solodg.cli.config_options import options_of, validated, with_options
 from solodg.cli.console import out, shown
 from solodg.cli.options import RUN, MovedData, MovedDataDir, Quiet
+from solodg.cli.score_output import show_scores
+from solodg.cli.train import assignments
 from solodg.errors import UserError
+from solodg.hub.download import local_run
+from solodg.predict.onnx import is_onnx
 from solodg.runs.config import Machine, RunConfig
 
 if TYPE_CHECKING:
     from solodg.progress import Progress
     from solodg.runs.evaluate import ScoredRecord
-    from solodg.runs.operating_point import OperatingPoint
     from solodg.runs.scores import Scores
-    from solodg.runs.temperature import Temperature
-
-_MOST_CLASSES = 20  # in a table on the terminal; --json has all
 
 
 @with_options(
@@ -106,20 +104,6 @@ def evaluate(
     test-time method adapts to them; only unseen domains are scored then.
     """
     progress, say = shown(quiet)
-    with progress.stage("Loading PyTorch"):
-        from solodg.cli.train import assignments
-        from solodg.hub.download import local_run
-        from solodg.predict.exported_site import score_exported
-        from solodg.predict.onnx import OnnxPredictor, is_onnx
-        from solodg.runs.checkpoint import load_info
-        from solodg.runs.evaluate import append_records, score_run
-        from solodg.runs.folder import CARD, RESULTS, moved_machine
-        from solodg.runs.model_card import write_card
-        from solodg.runs.operating_point import operating_point
-        from solodg.runs.recorded_scores import recordable
-        from solodg.runs.stream import Stream
-        from solodg.runs.temperature import load_temperature
-
     arguments = assignments(set_ or []) | ({"steps": steps} if steps is not None else {})
     values = {
         "arguments": arguments or None,
@@ -140,42 +124,59 @@ def evaluate(
     folder = local_run(run)
     if is_onnx(folder):
         labelled = _check_exported(folder, on, as_stream, sensitivity, options["accelerator"])
-        exported = OnnxPredictor.load(folder)
-        scored = score_exported(exported, labelled, **common)
-        found = intervals(scored, exported.classes, progress)
-        show_scores(scored, found, None, None, json_)
+        _evaluate_exported(folder, labelled, common, json_)
         return
     common |= {"dataset": dataset, "accelerator": validated(Machine, options).accelerator}
+    threshold = None if sensitivity is None else {"sensitivity": sensitivity, "positive": positive}
+    test_time = (adapter, given) if as_stream else None
+    _evaluate_run(folder, data_dir, on, test_time, threshold, common, json_)
+
+
+def _evaluate_exported(file: Path, on: Path, common: dict[str, Any], json_: bool) -> None:
+    """Scores an exported file on labelled images; nothing is recorded."""
+    progress = common["progress"]
+    with progress.stage("Loading ONNX Runtime"):
+        from solodg.predict.exported_site import score_exported
+        from solodg.predict.onnx import OnnxPredictor
+
+    exported = OnnxPredictor.load(file)
+    scored = score_exported(exported, on, **common)
+    found = intervals(scored, exported.classes, progress)
+    show_scores(scored, found, None, None, json_)
+
+
+def _evaluate_run(
+    folder: Path,
+    data_dir: Path | None,
+    on: Path | None,
+    test_time: tuple[str, dict[str, Any]] | None,
+    threshold: dict[str, Any] | None,
+    common: dict[str, Any],
+    json_: bool,
+) -> None:
+    """Scores a run, shows the scores and records them.
+
+    `test_time` is an adapter with the options of its stream; `threshold` has the sensitivity that
+    is wanted, and of which class.
+    """
+    with common["progress"].stage("Loading PyTorch"):
+        from solodg.runs.checkpoint import load_info
+        from solodg.runs.evaluate import score_run
+        from solodg.runs.folder import RESULTS, moved_machine
+        from solodg.runs.operating_point import operating_point
+        from solodg.runs.stream import Stream
+        from solodg.runs.temperature import load_temperature
+
     info, machine = load_info(folder), moved_machine(folder, data_dir)
-    point = None
-    if sensitivity is not None:
-        point = operating_point(
-            folder, machine, sensitivity=sensitivity, positive=positive, **common
-        )
-    scored = score_run(
-        folder,
-        machine,
-        on=on,
-        adapter=adapter,
-        stream=validated(Stream, given) if as_stream else None,
-        **common,
-    )
-    found = intervals(scored, info.classes, progress)
-    problem: OSError | None = None
-    try:  # first: whoever reads the output may close it early
-        append_records(
-            folder,
-            [
-                domain.record.model_copy(update={"scores": recordable(scores.to_json())})
-                for domain, scores in zip(scored, found, strict=True)
-            ],
-        )
-        if not as_stream and (folder / CARD).is_file():
-            write_card(folder)
-    except OSError as error:
-        problem = error
-    temperature = None if as_stream else load_temperature(folder)
-    show_scores(scored, found, point, temperature, json_)
+    point = operating_point(folder, machine, **threshold, **common) if threshold else None
+    adapter, stream = "none", None
+    if test_time:
+        adapter, stream = test_time[0], validated(Stream, test_time[1])
+    scored = score_run(folder, machine, on=on, adapter=adapter, stream=stream, **common)
+    found = intervals(scored, info.classes, common["progress"])
+    # First: whoever reads the output may close it early.
+    problem = _record(folder, scored, found, write_card_too=stream is None)
+    show_scores(scored, found, point, None if stream else load_temperature(folder), json_)
     if problem is not None:
         raise UserError(
             f"the scores above are complete, but cannot be added to {folder / RESULTS}: "
@@ -184,7 +185,33 @@ def evaluate(
         ) from problem
     if not json_:
         out.print(f"Protocol: {scored[0].record.protocol}.")
-        say(f"Records: {folder / RESULTS}")
+        common["say"](f"Records: {folder / RESULTS}")
+
+
+def _record(
+    folder: Path,
+    scored: Sequence["ScoredRecord"],
+    found: Sequence["Scores"],
+    *,
+    write_card_too: bool,
+) -> OSError | None:
+    """Adds the scores to the records of a run and to its card; returns what prevented it."""
+    from solodg.runs.evaluate import append_records
+    from solodg.runs.folder import CARD
+    from solodg.runs.model_card import write_card
+    from solodg.runs.recorded_scores import recordable
+
+    records = [
+        domain.record.model_copy(update={"scores": recordable(scores.to_json())})
+        for domain, scores in zip(scored, found, strict=True)
+    ]
+    try:
+        append_records(folder, records)
+        if write_card_too and (folder / CARD).is_file():
+            write_card(folder)
+    except OSError as error:
+        return error
+    return None
 
 
 def _check_threshold(sensitivity: float | None, positive: str | None, as_stream: bool) -> None:
@@ -230,51 +257,3 @@ def intervals(
 
     with progress.stage("Computing intervals"):
         return [score(s.predictions, s.labels, classes, s.groups) for s in scored]
-
-
-def show_scores(
-    scored: Sequence["ScoredRecord"],
-    found: Sequence["Scores"],
-    point: "OperatingPoint | None",
-    temperature: "Temperature | None",
-    json_: bool,
-) -> None:
-    """Prints the scores of every domain: as JSON lines, or as tables."""
-    from solodg.runs.coverage import coverage, coverage_table
-    from solodg.runs.tables import ROLES, UNSEEN, class_table, evaluation_table, threshold_table
-    from solodg.runs.temperature import effect_text
-
-    at_threshold = [
-        point.scores(s.predictions, s.labels, s.groups) if point else {} for s in scored
-    ]
-    if json_:
-        for domain, scores, chosen in zip(scored, found, at_threshold, strict=True):
-            line = domain.record.model_dump() | {"scores": scores.to_json()}
-            line["coverage"] = coverage(domain.predictions, domain.labels)
-            if temperature:
-                effect = temperature.effect(domain.predictions, domain.labels)
-                line["temperature"] = {"temperature": temperature.temperature} | dict(
-                    zip(("before", "after"), effect, strict=True)
-                )
-            if point:
-                values = {name: value._asdict() for name, value in chosen.items()}
-                line["threshold"] = point.to_json() | values
-            sys.stdout.write(json.dumps(line, allow_nan=False) + "\n")
-        return
-    records = [domain.record for domain in scored]
-    out.print(evaluation_table(records, found))
-    for record, scores in zip(records, found, strict=True):
-        if record.role in UNSEEN and len(scores.classes) <= _MOST_CLASSES:
-            out.print(class_table(record.domain, scores))
-    if point:
-        rows = [(r.domain, ROLES[r.role]) for r in records]
-        out.print(threshold_table(point.title(), rows, at_threshold))
-    unseen = [s for s in scored if s.record.role in UNSEEN] or scored
-    out.print(coverage_table([(s.record.domain, s.predictions, s.labels) for s in unseen]))
-    if temperature:
-        out.print(temperature.sentence())
-        for s in unseen:
-            change = effect_text(*temperature.effect(s.predictions, s.labels))
-            out.print(f"On {s.record.domain} it would change {change}.")
-    for text in dict.fromkeys(scores.remark() for scores in found):
-        out.print(text)

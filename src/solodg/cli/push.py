@@ -36,9 +36,10 @@ def push(
     progress, say = shown(quiet)
     with progress.stage("Loading PyTorch"):
         from solodg.hub.names import parse_hub_name
-        from solodg.hub.push import push_run
+        from solodg.model import load
 
+        model = load(run)
     with progress.stage(f"Pushing to {name}"):
-        url = push_run(run, name, public=public, licence=licence, onnx=onnx, message=message)
+        url = model.push_to_hub(name, public=public, licence=licence, onnx=onnx, message=message)
     out.print(f"Pushed: {url}")
     say(f"Next: solodg predict {parse_hub_name(name)} IMAGE")

@@ -4,6 +4,26 @@ const SHOWN_CLASSES = 12;
 export const element = (id) => document.getElementById(id);
 let queue = Promise.resolve();
 
+const RESULT = document.createElement("template");
+RESULT.innerHTML = `
+  <article>
+    <div class="head">
+      <img class="preview" alt="">
+      <div>
+        <h2 class="class"></h2>
+        <p class="name"></p>
+        <p class="certainty"></p>
+        <p class="problem" role="alert" hidden></p>
+      </div>
+    </div>
+    <table class="bars">
+      <thead><tr><th scope="col">class</th><th scope="col" class="before">before adapting</th>
+      <th scope="col">adapted to this image</th></tr></thead>
+      <tbody></tbody>
+    </table>
+    <div class="figure"></div>
+  </article>`;
+
 function bar(probability, kind) {
   const cell = document.createElement("td");
   cell.title = probability.toFixed(6);
@@ -42,7 +62,7 @@ function show(article, prediction) {
 }
 
 function begin(file) {
-  const article = element("result").content.firstElementChild.cloneNode(true);
+  const article = RESULT.content.firstElementChild.cloneNode(true);
   article.querySelector(".bars").hidden = true;
   article.querySelector(".name").textContent = file.name;
   const preview = article.querySelector(".preview");
