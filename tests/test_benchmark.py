@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import forked
 from solodg.bench.duration import estimate_training_seconds
 from solodg.bench.plan import read_plan
 from solodg.bench.records import RECORDS, Results, append_cell, read_results
@@ -114,25 +116,25 @@ def test_killed_in_the_middle_two_runners_share_the_rest_and_end_with_the_same_t
 ) -> None:
     output = tmp_path / "killed"
 
-    def runner() -> subprocess.Popen:
-        return subprocess.Popen(
-            command(plan_file, "--output", output),
-            stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+    def runner(name: str) -> tuple[BaseProcess, Path]:
+        said = tmp_path / name
+        return forked.start("bench", plan_file, "--output", output, said=said), said
 
-    process = runner()
+    process, _ = runner("first")
     deadline = time.monotonic() + 120
     while len(read_lines(output / RECORDS)) == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     done = len(numbers(output))
     assert 0 < done < 4
     with (output / RECORDS).open("ab") as file:
         file.write(b'{"dataset": "toy", "algo')  # and a crash in mid-write
-    runners = [runner(), runner()]
-    said = [each.communicate()[1] for each in runners]
-    assert [each.returncode for each in runners] == [0, 0], said
+    runners = [runner("second"), runner("third")]
+    for process, _ in runners:
+        process.join()
+    said = [path.read_text() for _, path in runners]
+    assert [process.exitcode for process, _ in runners] == [0, 0], said
     closing = [line for text in said for line in text.splitlines() if "cells run" in line]
     assert sum(int(line.split()[0]) for line in closing) == 4 - done
     assert numbers(output) == numbers(whole)

@@ -109,8 +109,16 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(name: str, variant
     steps = 60 if name == "solo_code" else 30  # its pose is learned on the way
     schedule = Schedule(steps, steps, 3e-3, 3e-3, 0.0, 0)
     optimizer = build_optimizer(algorithm, schedule)
-    values = []
-    reached = set()
+    values, reached = [], set()
+    trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
+    wanted = (
+        1.0 if variant == "literal" else 0.5
+    )  # see docs/method.md
+
+    def done() -> bool:  # a pose network is trained beforehand, by runs.pose_training
+        fell = len(values) >= 10 and sum(values[-5:]) < wanted * sum(values[:5])
+        return fell and trained <= reached
+
     for episode in episodes(steps, context=2, queries=6):
         losses = algorithm.losses(episode)
         optimizer.zero_grad()
@@ -124,11 +132,9 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(name: str, variant
         # A disc looks the same rotated: where there is a class loss, that must fall.
         (told, *_) = [losses[n] for n in ("class", "posterior_ce", "loss") if n in losses]
         values.append(told.item())
-    trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
-    assert not trained - reached  # a pose network is trained beforehand, by runs.pose_training
-    assert sum(values[-5:]) < sum(values[:5])
-    if variant != "literal":  # which does not start from random weights: see docs/method.md
-        assert sum(values[-5:]) < 0.5 * sum(values[:5])
+        if done():
+            break
+    assert done(), (trained - reached, values)
 
 
 class Listed:
@@ -228,13 +234,13 @@ def test_reset_restores_an_adapter_bit_for_bit(name, algorithm) -> None:
     flags = [p.requires_grad for p in adapter.parameters()]
     x = target_images()
     with torch.inference_mode():
-        first = [adapter(x[:8]), adapter(x[8:16])]
-        adapter(torch.full_like(x[:8], torch.nan))  # whatever came
+        first = [adapter(x[:4]), adapter(x[4:8])]
+        adapter(torch.full_like(x[:4], torch.nan))  # whatever came
         adapter.reset()
         assert all(torch.equal(v, before[k]) for k, v in adapter.state_dict().items())
         assert [p.requires_grad for p in adapter.parameters()] == flags
         assert all(p.grad is None for p in adapter.parameters())
-        again = [adapter(x[:8]), adapter(x[8:16])]
+        again = [adapter(x[:4]), adapter(x[4:8])]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 

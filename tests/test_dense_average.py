@@ -353,7 +353,7 @@ def test_a_classifier_in_closed_form_has_no_steps_to_average() -> None:
         )  # fmt: skip
 
 
-def test_two_processes_average_and_save_once(tmp_path: Path) -> None:
+def test_two_processes_by_flags_average_and_save_once(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "solodg", "train", "toy", "--backbone", "small_cnn", "--algorithm",
         "erm", "--accelerator", "cpu", "--devices", "2", "--strategy", "ddp", "--steps", "8",

@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
+import forked
 from conftest import write_images
 from solodg.bench.plan import Plan
 from solodg.errors import UserError
@@ -181,13 +179,12 @@ def test_a_killed_estimate_goes_on_and_ends_the_same(
     erm_run: Path, sites: Path, tmp_path: Path
 ) -> None:
     folder, erm = tmp_path / "run", config(sites, algorithm="erm")
-    command = [sys.executable, "-m", "solodg", "train", str(sites), "--estimate", "--output",
-               str(folder), *options(algorithm="erm")]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (turn(folder, 1) / "config.json").is_file() and process.poll() is None:
+    command = ["train", sites, "--estimate", "--output", folder, *options(algorithm="erm")]
+    process = forked.start(*command)
+    while not (turn(folder, 1) / "config.json").is_file() and process.exitcode is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (folder / "estimate.json").exists()
     with pytest.raises(UserError, match="Continue it with --resume"):
         train_with_estimate(erm, CPU, folder)

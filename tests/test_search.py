@@ -1,9 +1,5 @@
 """Random searches on held-out source domains: real small runs, killed and resumed, and choices."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+import forked
 from conftest import write_images
 from peer_models import on_images
 from solodg.adapters import ADAPTERS
@@ -63,15 +60,11 @@ def tune(sites: Path, output: Path, *more: object) -> list[str]:
 def test_a_killed_search_goes_on_and_never_reads_the_target(sites, tmp_path, solodg) -> None:
     output = tmp_path / "out"
     records = output / RECORDS
-    process = subprocess.Popen(
-        [sys.executable, "-m", "solodg", *tune(sites, output, "--runs", 6)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
-    )  # fmt: skip
-    while not records.is_file() and process.poll() is None:
+    process = forked.start(*tune(sites, output, "--runs", 6))
+    while not records.is_file() and process.exitcode is None:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     before = records.read_bytes()
     started = read_results(records).done
     assert 1 <= len(started) < 6
@@ -153,8 +146,9 @@ def test_every_range_is_of_an_argument_that_takes_its_values(name: str) -> None:
     generator = np.random.default_rng(0)
     for _ in range(5):
         drawn = {n: r.draw(generator, 300) for n, r in ALGORITHMS[name].search.items()}
-        if drawn:
-            on_images(name, **checked_arguments(name, drawn))
+        arguments = checked_arguments(name, drawn)
+        assert {n: arguments[n] for n in drawn} == drawn
+        assert isinstance(on_images(name, **arguments), ALGORITHMS[name])
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

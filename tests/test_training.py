@@ -1,9 +1,5 @@
 """Training as real processes: killed and resumed, on two processes, selected and saved."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import torch
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
+import forked
 from conftest import write_images
 from solodg.algorithms import ALGORITHMS
 from solodg.errors import UserError
@@ -29,19 +26,6 @@ CPU = Machine(accelerator="cpu")
 DEFAULTS = {"dataset": "toy", "algorithm": "solo", "backbone": "small_cnn", "steps": 30}
 
 
-def started(*arguments: str | Path, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "solodg", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-
-
-def finished(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return out + err
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -53,36 +37,27 @@ def assert_equal_weights(a: Path, b: Path) -> None:
 
 
 def test_a_run_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path, solodg) -> None:
-    command = [*TRAIN, "--algorithm", "solo", "--steps", "60", "--validate-every", "8",
+    command = [*TRAIN, "--algorithm", "solo", "--steps", "30", "--validate-every", "4",
                "--batch-size", "8", "--context-images", "2", "--centre-images", "5"]  # fmt: skip
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert solodg(*command, "--output", whole)[0] == 0
     killed = 0
     for _ in range(2):
-        process = started(*command, "--output", broken, "--resume")
+        process = forked.start(*command, "--output", broken, "--resume")
         deadline = time.monotonic() + 120
         reached = len(read_lines(broken / "metrics.jsonl"))
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.exitcode is None and time.monotonic() < deadline:
             if len(read_lines(broken / "metrics.jsonl")) >= reached + 4:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 killed += 1
                 break
             time.sleep(0.002)
-        process.communicate()
+        process.join()
     assert killed >= 1
     assert not (broken / "finished.json").exists()
     assert solodg(*command, "--output", broken, "--resume")[0] == 0
     assert_equal_weights(whole, broken)
     assert read_lines(whole / "metrics.jsonl") == read_lines(broken / "metrics.jsonl")
-
-
-def test_devices_by_flags(tmp_path: Path) -> None:
-    output = finished(
-        started(*TRAIN, "--steps", "2", "--devices", "2", "--strategy", "ddp", "--output",
-               tmp_path / "run", env=os.environ | {"OMP_NUM_THREADS": "1"})
-    )  # fmt: skip
-    assert output.count("Selected step") == 1
-    assert checkpoint.load(tmp_path / "run")
 
 
 def small(**values) -> RunConfig:
