@@ -45,8 +45,9 @@ test: install-dev lint browser web
 # make lowest LOWEST="torch==2.13.0 torchvision==0.28.0": on Linux, PyPI's torch brings CUDA, several GB.
 LOWEST ?=
 LOWEST_VENV := .venv-lowest
-LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode dicom estimator figures onnx \
-  plan plan_table predictor resampling rotated serving storage stream verify)
+LOWEST_TESTS := $(addprefix tests/test_,backbones cli config_options decode dicom estimator figures hub \
+  in_memory loggers onnx plan plan_table predictor resampling rotated serving storage stream verify)
+LOWEST_EXTRAS := ray,onnx,serve,tensorboard,wandb,mlflow,parquet,hub,medical
 
 lowest:
 	@echo "Installing the lowest versions into $(LOWEST_VENV): several minutes"
@@ -54,7 +55,7 @@ lowest:
 	@$(PYTHON) -m venv $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python tools/lowest.py $(LOWEST) > $(LOWEST_VENV)/lowest.txt
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --constraint $(LOWEST_VENV)/lowest.txt \
-	  --editable '.[ray,onnx,serve,tensorboard,medical]' pytest pytest-timeout pytest-xdist hypothesis httpx
+	  --editable '.[$(LOWEST_EXTRAS)]' pytest pytest-timeout pytest-xdist hypothesis httpx datasets pandas
 	OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest -n 2 --dist loadfile \
 	  $(addsuffix .py,$(LOWEST_TESTS))
 

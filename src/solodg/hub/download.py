@@ -112,9 +112,7 @@ def hub_errors(name: HubName) -> Iterator[None]:
     except errors.LocalTokenNotFoundError as error:
         raise UserError(f"{name}: no token. Run `hf auth login`, or set HF_TOKEN.") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        why = (
-            "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
-        )
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
         raise UserError(
             f"{name} is not in the cache of the Hub, or not whole, and {why}. Fetch it once with a "
             "network; HF_HOME names the cache."

@@ -68,6 +68,12 @@ class Distances(nn.Module):
         self.embeddings: Tensor  # (M, D) of source images, of length one
         self.styles: Tensor  # (M, S) of source images, scaled
         self.scale: Tensor  # (S,) one over the deviation
+        # Kept, as an exported graph would store the square of every number.
+        for name in ("embeddings", "styles"):
+            squares = getattr(self, name).square().sum(1)  # (M,)
+            self.register_buffer(f"{name}_squares", squares, persistent=False)
+        self.embeddings_squares: Tensor
+        self.styles_squares: Tensor
 
     @classmethod
     def of(cls, images: Described) -> "Distances":
@@ -80,7 +86,10 @@ class Distances(nn.Module):
     def forward(self, features: Features) -> Tensor:
         """Returns the distances in embedding and in style, (B, 2)."""
         embedding, style = F.normalize(features.embedding.float()), features.style.float()
-        near = [_nearest(embedding, self.embeddings), _nearest(style * self.scale, self.styles)]
+        near = [
+            _nearest(embedding, self.embeddings, self.embeddings_squares),
+            _nearest(style * self.scale, self.styles, self.styles_squares),
+        ]
         return torch.stack(near, 1)
 
     def of_images(self, images: Described) -> Floats:
@@ -171,10 +180,11 @@ def load_novelty(folder: Path) -> Novelty | None:
     return found.eval()
 
 
-def _nearest(points: Tensor, others: Tensor) -> Tensor:
+def _nearest(points: Tensor, others: Tensor, squares_of_others: Tensor) -> Tensor:
     """Returns the distance of points (B, D) to the fifth nearest of others (M, D), (B,)."""
-    squares = points.square().sum(1, keepdim=True) + others.square().sum(1)
-    squares = squares - 2 * points @ others.T  # (B, M)
+    # The small matrix is transposed: an exported graph would store the large one twice.
+    products = (others @ points.T).T  # (B, M)
+    squares = points.square().sum(1, keepdim=True) + squares_of_others - 2 * products
     near = squares.topk(min(_NEIGHBOUR, len(others)), largest=False).indices[:, -1]  # (B,)
     # Anew: what is left of large squares is mostly rounding where two points are close.
     found: Tensor = (points - others[near]).square().sum(1).sqrt()
