@@ -1,8 +1,9 @@
 """What the default costs: `solo_plus` beside ERM on real images, from one pass to a server.
 
-`python -m benchmarks.default DATA_DIR WEIGHTS` prints one table of ratios. DATA_DIR holds PACS,
-WEIGHTS are those of tf_efficientnet_lite0. Both methods are trained on the same frozen network with
-sketch left out, and are given sketches: how often an image is read depends on the image.
+`python -m benchmarks.default DATA_DIR WEIGHTS [CACHE_DIR]` prints one table of ratios. DATA_DIR
+holds PACS, WEIGHTS are those of tf_efficientnet_lite0, CACHE_DIR keeps their features. Both methods
+are trained on the same frozen network with sketch left out, and are given sketches: how often an
+image is read depends on the image.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import solodg
-from benchmarks.model import mnist_episode, predictor, updater
+from benchmarks.model import noise_episode, predictor, updater
 from benchmarks.server_process import served
 from benchmarks.serving import Load, press
 from benchmarks.timing import Timing, alternate, ratio, table
@@ -44,12 +45,13 @@ Row = list[str]
 def main() -> None:
     """Prints the table, row by row as it is measured."""
     keep_freed_memory()  # as the command line does, for all that is compared
-    if len(sys.argv) != 3 or not DATASETS["pacs"].find(Path(sys.argv[1])):
+    if len(sys.argv) not in (3, 4) or not DATASETS["pacs"].find(Path(sys.argv[1])):
         sys.stderr.write("Give the folder that holds PACS, and a weights file: left out.\n")
         return
-    data_dir, weights = map(Path, sys.argv[1:])
+    data_dir, weights = map(Path, sys.argv[1:3])
     with tempfile.TemporaryDirectory() as scratch:
-        runs = train_both(data_dir, weights, Path(scratch))
+        cache = Path(sys.argv[3]) if len(sys.argv) == 4 else Path(scratch) / "cache"
+        runs = train_both(Machine(data_dir=data_dir, cache_dir=cache), weights, Path(scratch))
         paths = sketches(data_dir)
         rows: list[Row] = []
         for measure in (model_rows, predict_rows, onnx_rows, server_rows, folder_rows, start_rows):
@@ -61,9 +63,8 @@ def main() -> None:
     sys.stdout.write(table("The default beside ERM", ["what", "measured", "of"], rows))
 
 
-def train_both(data_dir: Path, weights: Path, scratch: Path) -> dict[str, Path]:
+def train_both(machine: Machine, weights: Path, scratch: Path) -> dict[str, Path]:
     """Trains ERM, for a few steps, and solves `solo_plus`; returns their folders."""
-    machine = Machine(data_dir=data_dir, cache_dir=scratch / "cache")
     folders = {}
     for name, steps in (("erm", 50), ("solo_plus", None)):
         config = RunConfig(
@@ -260,7 +261,7 @@ def backbone_rows(network: str) -> list[Row]:
 def step_row() -> Row:
     """Measures a training step of the default with pose on digits of 32 pixels, beside ERM."""
     defaults = RunConfig(dataset="rotated-mnist")
-    shown = mnist_episode(defaults.context_images, defaults.batch_size)
+    shown = noise_episode(defaults.context_images, defaults.batch_size)
     work = {name: updater(name, shown) for name in ("erm", "solo_plus")}
     measured = alternate(work, rounds=9, warmup=2)
     found = ratio(measured["solo_plus"], measured["erm"])

@@ -118,7 +118,7 @@ MODULES = {
     """,
     "predict": """
         __init__ base external_data
-        csv_rows onnx repeated_weights torch
+        csv_rows onnx torch
         early_exit_graph
         export exported_site web_page
     """,

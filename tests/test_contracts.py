@@ -111,9 +111,7 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(name: str, variant
     optimizer = build_optimizer(algorithm, schedule)
     values, reached = [], set()
     trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
-    wanted = (
-        1.0 if variant == "literal" else 0.5
-    )  # see docs/method.md
+    wanted = 1.0 if variant == "literal" else 0.5  # see docs/method.md
 
     def done() -> bool:  # a pose network is trained beforehand, by runs.pose_training
         fell = len(values) >= 10 and sum(values[-5:]) < wanted * sum(values[:5])

@@ -35,8 +35,8 @@ class Backbone(Extractor):
     """Computes features of images (B, C, H, W) by a network, after normalising the images.
 
     `mean` and `std` normalise each channel. `readings` are the ways in which it reads an image
-    (readings.py). With `pose`, the rotation of each image is undone before anything else reads it
-    (pose.py); in training that of a random share `upright` of the images.
+    (readings.py). With `pose` the rotation of images is undone first (pose.py), in training that of
+    a random share `upright` of them.
     """
 
     channels: int
@@ -110,7 +110,7 @@ class Backbone(Extractor):
 
     def _one_reading(self, x: Tensor, place: int, rows: Tensor | None) -> Tensor:
         """Returns the embedding of upright images in the reading at a place; records the first."""
-        prepared = self._normalise(VIEWS[self.readings[place].view](rows_of(x, rows)))
+        prepared = self.normalised(VIEWS[self.readings[place].view](rows_of(x, rows)))
         with one_reading(place):
             if place or not is_recording():
                 return self.net.embed(prepared)
@@ -129,9 +129,8 @@ class Backbone(Extractor):
 
     def prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Returns upright, normalised images: each once as drawn, or all once per reading."""
-        x = self.turned_upright(x)
-        names = [reading.view for reading in self.readings]
-        views = {name: self._normalise(VIEWS[name](x)) for name in names}
+        x, names = self.turned_upright(x), [reading.view for reading in self.readings]
+        views = {name: self.normalised(VIEWS[name](x)) for name in names}
         if len(views) > 1 and drawn is not None:
             each = torch.stack([views[name] for name in names])  # (readings, B, C, H, W)
             return each[drawn, torch.arange(len(x), device=x.device)]
@@ -206,7 +205,8 @@ class Backbone(Extractor):
         """
         return modules_of_maps(self.net, lambda: self.blank().maps)
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
+        """Returns images with each channel normalised, channels last."""
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def freeze(self) -> None:

@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from solodg.errors import UserError
 from solodg.models.map_gradients import MapStatistics, ScaledMap
 
-_only: ContextVar[int | None] = ContextVar("only", default=None)  # the reading of all images
+NO_SHARE = 1e30  # source pixels beside which an image's own count nothing
+# The one reading of all images, by its number, or by its source pixels.
+_only: ContextVar[int | Tensor | None] = ContextVar("only", default=None)
 
 
 class ImageBatchNorm(nn.BatchNorm2d):
@@ -70,6 +72,8 @@ class ImageBatchNorm(nn.BatchNorm2d):
     def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
         """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
         only = _only.get()
+        if isinstance(only, Tensor):
+            return source + pixels / (pixels + only) * (own - source)
         chosen = self.source_pixels if only is None else self.source_pixels[only : only + 1]
         shares = [pixels / (pixels + k) if k else 0.0 for k in chosen]
         if len(shares) == 1:
@@ -173,9 +177,13 @@ def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
 
 
 @contextmanager
-def one_reading(number: int) -> Iterator[None]:
-    """Inside, batches hold all images once, in this reading. It holds for the current thread."""
-    token = _only.set(number)
+def one_reading(which: int | Tensor) -> Iterator[None]:
+    """Inside, batches hold all images once, in one reading. It holds for the current thread.
+
+    It is given by its number, or by its source pixels as a scalar, so that one traced graph can
+    serve all readings; with `NO_SHARE` in place of 0.
+    """
+    token = _only.set(which)
     try:
         yield
     finally:

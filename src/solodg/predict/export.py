@@ -21,9 +21,8 @@ from solodg.algorithms.ridge import Ridge
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
-from solodg.predict.early_exit_graph import early_exit_graph
+from solodg.predict.early_exit_graph import early_exit_graph, store_weights_in_loops
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
-from solodg.predict.repeated_weights import remove_repeated_weights
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import MODEL_FORMAT
 from solodg.runs.novelty import Novelty, with_novelty
@@ -60,7 +59,7 @@ def to_onnx(predictor: Predictor) -> bytes:
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm), _novelty(predictor)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_content(graph, example, predictor.info.backbone))
-    remove_repeated_weights(model)
+    store_weights_in_loops(model)
     for node in list(model.graph.output):
         if node.name not in graph.names(example):
             model.graph.output.remove(node)
@@ -137,7 +136,7 @@ def _content(graph: _Graph, example: Tensor, backbone: str) -> bytes:
                 (example,),
                 file,
                 dynamo=False,
-                # The exporter's own search for repeated weights loses some that branches use.
+                # Else the exporter joins equal weights, and loses some that a loop uses.
                 keep_initializers_as_inputs=True,
                 input_names=[INPUT],
                 output_names=names,
