@@ -12,11 +12,12 @@ What turns from wrong to right does not count, since it is about as much, by cha
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from solodg.models.extractor import ReadRows
+from solodg.models.extractor import ReadRows, rows_of
 
 NEVER = 1e9  # a margin that no gap reaches
 MARGINS = (0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.6, NEVER)
@@ -59,6 +60,12 @@ def read_until_clear(
     return total / weights[:, None], passes
 
 
+def mean_until_clear(logits: Tensor, margin: float) -> Tensor:
+    """Returns the mean (B, C) that `read_until_clear` makes of all readings' logits (R, B, C)."""
+    readings: list[ReadRows] = [partial(rows_of, each) for each in logits]
+    return read_until_clear(readings, lambda mean: mean, margin)[0]
+
+
 class MarginChoice:
     """Counts, over batches of held-out images, what each margin costs and what it computes.
 
@@ -72,12 +79,8 @@ class MarginChoice:
     def add(self, domain: int, logits: Tensor, y: Tensor) -> None:
         """Adds images of a domain, from the logits of each reading (R, B, C)."""
         right = logits.mean(0).argmax(1) == y
-        readings: list[ReadRows] = [
-            lambda rows, each=each: each if rows is None else each[rows]  # type: ignore[misc]
-            for each in logits
-        ]
         for place, margin in enumerate(MARGINS):
-            chosen = read_until_clear(readings, lambda mean: mean, margin)[0].argmax(1)
+            chosen = mean_until_clear(logits, margin).argmax(1)
             self._lost[domain][place] += (right & (chosen != y)).sum().cpu()
         self._images[domain] += len(y)
 

@@ -16,7 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from solodg.algorithms.base import Batches, Outputs
-from solodg.algorithms.early_exit import NEVER, MarginChoice, read_until_clear
+from solodg.algorithms.early_exit import (
+    NEVER,
+    MarginChoice,
+    mean_until_clear,
+    read_until_clear,
+)
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.ridge_sums import RidgeSums, total
 from solodg.models.extractor import Extractor, ReadRows
@@ -86,7 +91,7 @@ class Ridge(ERM):
         self._set(weight, bias)
         solutions = {domain: rest.solve(shrinkage) for domain, rest in without.items()}
         margin = self._best_margin(solutions, train) if self.early_exit and solutions else NEVER
-        factor = _best_factor(*self._scores(solutions, val))
+        factor = _best_factor(*self._scores(solutions, val, margin))
         self._set(factor * weight, factor * bias)
         if self.early_exit:
             self.margin.fill_(factor * margin if margin < NEVER else NEVER)
@@ -159,17 +164,20 @@ class Ridge(ERM):
         return choice.best()
 
     def _scores(
-        self, solutions: dict[int, tuple[Tensor, Tensor]], val: Batches
+        self, solutions: dict[int, tuple[Tensor, Tensor]], val: Batches, margin: float
     ) -> tuple[Tensor, Tensor]:
-        """Returns scores (N, C) and classes (N,) of images, each without its own domain."""
+        """Returns scores (N, C) and classes (N,) of images, each without its own domain.
+
+        Images are read as often as at test, with this margin.
+        """
         scores, labels = [], []
         for batch in val():
-            z = self.embed(batch.x)
-            found = self.classifier(z).double()
+            each = square_rooted(self.backbone.embed_each(batch.x))  # (R, B, D)
+            logits = self.classifier(each).double()
             for domain, (weight, bias) in solutions.items():
                 own = batch.domain == domain
-                found[own] = z[own].double() @ weight.T + bias
-            scores.append(found)
+                logits[:, own] = each[:, own].double() @ weight.T + bias
+            scores.append(mean_until_clear(logits, margin))
             labels.append(batch.y)
         return torch.cat(scores), torch.cat(labels)
 
