@@ -1,11 +1,11 @@
 """What the default costs: `solo_plus` beside ERM on real images, from one pass to a server.
 
-`python -m benchmarks.default DATA_DIR WEIGHTS [CACHE_DIR]` prints one table of ratios. DATA_DIR
-holds PACS, WEIGHTS are those of tf_efficientnet_lite0, CACHE_DIR keeps their features. Both methods
-are trained on the same frozen network with sketch left out, and are given sketches: how often an
-image is read depends on the image.
+`python -m benchmarks.default DATA_DIR WEIGHTS` prints one table of ratios. DATA_DIR holds PACS,
+WEIGHTS are those of tf_efficientnet_lite0. Both methods are trained on the same frozen network with
+sketch left out, and are given sketches: how often an image is read depends on the image.
 """
 
+import argparse
 import asyncio
 import subprocess
 import sys
@@ -27,6 +27,7 @@ from solodg.algorithms.early_exit import NEVER
 from solodg.algorithms.ridge import Ridge
 from solodg.data import DATASETS
 from solodg.data.transforms import to_unit
+from solodg.figures.style import BLUE, INK, new_figure, save_figure
 from solodg.models.backbones import build_backbone
 from solodg.predict.export import export_onnx
 from solodg.predict.torch import Predictor
@@ -45,14 +46,21 @@ Row = list[str]
 def main() -> None:
     """Prints the table, row by row as it is measured."""
     keep_freed_memory()  # as the command line does, for all that is compared
-    if len(sys.argv) not in (3, 4) or not DATASETS["pacs"].find(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--cache-dir", type=Path, help="keeps the features of the images")
+    parser.add_argument("--picture", type=Path, help="draws the ratios")
+    given = parser.parse_args()
+    if not DATASETS["pacs"].find(given.data_dir) or not given.weights.is_file():
         sys.stderr.write("Give the folder that holds PACS, and a weights file: left out.\n")
         return
-    data_dir, weights = map(Path, sys.argv[1:3])
     with tempfile.TemporaryDirectory() as scratch:
-        cache = Path(sys.argv[3]) if len(sys.argv) == 4 else Path(scratch) / "cache"
-        runs = train_both(Machine(data_dir=data_dir, cache_dir=cache), weights, Path(scratch))
-        paths = sketches(data_dir)
+        machine = Machine(
+            data_dir=given.data_dir, cache_dir=given.cache_dir or Path(scratch) / "cache"
+        )
+        runs = train_both(machine, given.weights, Path(scratch))
+        paths = sketches(given.data_dir)
         rows: list[Row] = []
         for measure in (model_rows, predict_rows, onnx_rows, server_rows, folder_rows, start_rows):
             rows += measure(runs, paths, Path(scratch))
@@ -61,6 +69,24 @@ def main() -> None:
         rows += backbone_rows(network)
     rows.append(step_row())
     sys.stdout.write(table("The default beside ERM", ["what", "measured", "of"], rows))
+    if given.picture:
+        draw(rows, given.picture)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draws the ratios to ERM, or to the plain network, as bars."""
+    shown = [row for row in rows if row[2].startswith(("ERM", "plain")) and "/s" not in row[1]]
+    figure = new_figure(8, 0.34 * len(shown) + 0.8, layout="constrained")
+    axes = figure.subplots()
+    names = [row[0].replace("`", "") for row in shown]
+    values = [float(row[1].split()[0].rstrip(";")) for row in shown]
+    bars = axes.barh(names, values, color=BLUE, height=0.6)
+    axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.invert_yaxis()
+    axes.set_xlabel("time beside ERM, or beside the plain network; 1: the same")
+    axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
 
 
 def train_both(machine: Machine, weights: Path, scratch: Path) -> dict[str, Path]:
