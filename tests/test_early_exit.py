@@ -1,5 +1,6 @@
 """Early exit: against a loop over single images, and the same in PyTorch, ONNX and features."""
 
+import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from solodg.adapters.bn import BatchStatistics
 from solodg.algorithms.early_exit import (
     MARGINS,
     MOST_LOST,
@@ -16,14 +18,19 @@ from solodg.algorithms.early_exit import (
     read_until_clear,
 )
 from solodg.algorithms.ridge import Ridge, square_rooted
+from solodg.algorithms.solo_plus import SoloPlus
 from solodg.data.transforms import to_unit
+from solodg.errors import UserError
 from solodg.models.backbones import build_backbone
 from solodg.models.extractor import ReadyFeatures, recorded_features
+from solodg.models.image_norm import donor_statistics
 from solodg.predict.export import to_onnx
-from solodg.predict.onnx import open_session
+from solodg.predict.onnx import OnnxPredictor, open_session
 from solodg.predict.torch import Predictor
 from solodg.readings import readings_of
 from solodg.runs.model_info import ModelInfo
+from solodg.serving.batching import EARLY_EXIT_TOLERANCE, tolerance_of
+from solodg.types import Batch
 
 NORMS = (30.0, 0.0, "line:5", 4.0)
 
@@ -108,6 +115,14 @@ def model(margin: float = NEVER, *, pose: bool = False) -> tuple[Ridge, torch.Te
     return algorithm, torch.from_numpy(pixels)
 
 
+def model_info(*, pose: bool = False) -> ModelInfo:
+    return ModelInfo(
+        algorithm="ridge", variant="default", arguments={"early_exit": True}, backbone="small_cnn",
+        channels=3, image_norm=NORMS, pose=pose, image_size=32, classes=list("abcd"),
+        source_domains=["s"], dataset="toy",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("pose", [False, True])
 def test_readings_one_by_one_are_those_of_one_pass(pose: bool) -> None:
     algorithm, pixels = model(pose=pose)
@@ -153,11 +168,7 @@ def test_the_exported_graph_exits_where_the_model_does(pose: bool) -> None:
     algorithm, pixels = model(pose=pose)
     x = to_unit(pixels)
     margin = clear_half(algorithm, x)
-    info = ModelInfo(
-        algorithm="ridge", variant="default", arguments={"early_exit": True}, backbone="small_cnn",
-        channels=3, image_norm=NORMS, pose=pose, image_size=32, classes=list("abcd"),
-        source_domains=["s"], dataset="toy",
-    )  # fmt: skip
+    info = model_info(pose=pose)
     before = {}
     for value in (margin, 1e-6, 0.9 * NEVER):  # some images, then all, then none exit at once
         algorithm.margin.fill_(value)
@@ -185,3 +196,49 @@ def test_images_and_stored_features_are_classified_alike() -> None:
         state = {k: v for k, v in algorithm.state_dict().items() if "backbone" not in k}
         other.load_state_dict(state)
         torch.testing.assert_close(other(each.transpose(0, 1).flatten(1)), algorithm(x))
+
+
+def test_a_batch_changes_probabilities_by_less_than_the_server_allows() -> None:
+    algorithm, pixels = model()
+    algorithm.margin.fill_(clear_half(algorithm, to_unit(pixels)))
+    info = model_info()
+    run = Predictor(algorithm, info)
+    assert tolerance_of(info) == EARLY_EXIT_TOLERANCE
+    for predictor in (run, OnnxPredictor(open_session(to_onnx(run), "the graph"), info)):
+        together = predictor.compute(pixels.numpy()).probabilities
+        alone = [predictor.compute(image[None]).probabilities for image in pixels.numpy()]
+        assert np.abs(together - np.concatenate(alone)).max() < EARLY_EXIT_TOLERANCE
+
+
+def test_studies_and_batch_statistics_read_all_images_alike() -> None:
+    algorithm, pixels = model()
+    x = to_unit(pixels)
+    algorithm.margin.fill_(clear_half(algorithm, x))
+    never = copy.deepcopy(algorithm)
+    never.margin.fill_(NEVER)
+    donor = torch.arange(len(x)).roll(1)
+    answers = []
+    for one in (algorithm, never):
+        with torch.inference_mode(), one.all_readings(), donor_statistics(one, donor):
+            answers.append(one(x))
+        answers.append(BatchStatistics(one).eval()(x))
+    torch.testing.assert_close(answers[0], answers[2])
+    torch.testing.assert_close(answers[1], answers[3])
+    assert algorithm.exits_early
+    assert not never.exits_early
+
+
+@pytest.mark.parametrize(("norms", "classes"), [((30.0,), 4), ((30.0, 0.0), 1)])
+def test_where_nothing_can_be_saved_there_is_no_early_exit(norms, classes) -> None:
+    readings = readings_of(norms)
+    algorithm = Ridge(ReadyFeatures(6, 0, readings), num_classes=classes, early_exit=True).eval()
+    y, domain = torch.arange(40) % classes, torch.arange(40) // 20
+    batch = Batch(torch.randn(40, 6 * len(readings)), y, domain)
+    algorithm.solve(lambda: [batch], lambda: [batch])
+    assert not algorithm.exits_early
+    assert algorithm.outputs(batch.x).readings is None
+
+
+def test_a_trained_classifier_has_no_early_exit() -> None:
+    with pytest.raises(UserError, match=r"early_exit=true: a trained classifier.*classifier=ridge"):
+        SoloPlus(ReadyFeatures(6, 0), num_classes=3, classifier="linear", early_exit=True)

@@ -113,13 +113,15 @@ def batch_statistics(norms: list[BatchNorm]) -> Iterator[None]:
 def logits_of_batch(algorithm: Algorithm, x: Tensor) -> Tensor:
     """Returns the logits (B, C) of a batch under batch statistics, even of a single image.
 
-    Torch refuses to normalise a single value per channel. A single image whose maps shrink to one
-    pixel goes in twice, which has the same statistics.
+    The statistics are those of the whole batch in each reading, so there is no early exit. Torch
+    refuses to normalise a single value per channel. A single image whose maps shrink to one pixel
+    goes in twice, which has the same statistics.
     """
-    try:
-        logits: Tensor = algorithm(x)
-    except ValueError as error:
-        if len(x) > 1 or "more than 1 value per channel" not in str(error):
-            raise
-        logits = algorithm(torch.cat([x, x]))[:1]
+    with algorithm.all_readings():
+        try:
+            logits: Tensor = algorithm(x)
+        except ValueError as error:
+            if len(x) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            logits = algorithm(torch.cat([x, x]))[:1]
     return logits

@@ -1,6 +1,7 @@
 """The interface of training-time methods: losses for an episode, then logits for images."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -56,7 +57,8 @@ class Algorithm(nn.Module):
     label_smoothing: float = 0.0  # an option of training, set after construction
     domain_images: tuple[int, ...] | None = None  # training images of each source domain, set after
     closed_form: bool = False  # whether `solve` takes the place of training by `losses`
-    exits_early: bool = False  # whether some images are not read in every reading
+    early_exit: bool = False  # whether images may be read in fewer than all readings
+    exits_early: bool = False  # whether some are
 
     def __init__(self, backbone: Extractor, *, num_classes: int) -> None:
         super().__init__()
@@ -105,6 +107,18 @@ class Algorithm(nn.Module):
 
         Called in eval mode before each domain, with up to `target_images` images.
         """
+
+    @contextmanager
+    def all_readings(self) -> Iterator[None]:
+        """Inside, each image is read in all readings, the whole batch at once.
+
+        Not safe for several threads.
+        """
+        before, self.early_exit = self.early_exit, False
+        try:
+            yield
+        finally:
+            self.early_exit = before
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns logits (B, C) of images (B, ...)."""

@@ -20,13 +20,19 @@ from torch import Tensor
 from solodg.models.extractor import ReadRows, rows_of
 
 NEVER = 1e9  # a margin that no gap reaches
+LARGEST = 1e6  # above it are `NEVER`, and means of margins with it
 MARGINS = (0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.6, NEVER)
 MOST_LOST = 0.01  # of held-out images: right by all readings, and wrong with the margin
 RAMP = 0.25  # the weight of further readings reaches 1 at a gap of so much less, of the margin
 
 
 def gap(logits: Tensor) -> Tensor:
-    """Returns the difference between the two largest logits of each image: (B, C) -> (B,)."""
+    """Returns the difference between the two largest logits of each image: (B, C) -> (B,).
+
+    It is 0 where there is one class.
+    """
+    if logits.shape[1] == 1:
+        return torch.zeros_like(logits[:, 0])
     best = logits.topk(2, dim=1).values
     return best[:, 0] - best[:, 1]
 
@@ -37,17 +43,17 @@ def further_weight(logits: Tensor, margin: float) -> Tensor:
 
 
 def read_until_clear(
-    readings: Sequence[ReadRows], classify: Callable[[Tensor], Tensor], margin: float
+    readers: Sequence[ReadRows], classify: Callable[[Tensor], Tensor], margin: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the weighted mean over the readings (B, D), and how many were computed (B,).
 
     `classify` returns the logits (B, C) of means. The weight of the first reading is 1, and that of
     each other one the product of its `further_weight` and of all before.
     """
-    total = readings[0](None)
+    total = readers[0](None)
     weight = total.new_ones(len(total))  # of the reading just added
-    weights, passes = weight, torch.ones_like(weight)
-    for read in readings[1:]:
+    weights, count = weight, torch.ones_like(weight)
+    for read in readers[1:]:
         weight = weight * further_weight(classify(total / weights[:, None]), margin)
         rows = weight.nonzero()[:, 0]
         if not len(rows):
@@ -56,14 +62,14 @@ def read_until_clear(
         found = read(None if everywhere else rows) * weight[rows, None]
         total = total + found if everywhere else total.index_add(0, rows, found)
         weights = weights + weight
-        passes = passes + (weight > 0)
-    return total / weights[:, None], passes
+        count = count + (weight > 0)
+    return total / weights[:, None], count
 
 
 def mean_until_clear(logits: Tensor, margin: float) -> Tensor:
     """Returns the mean (B, C) that `read_until_clear` makes of all readings' logits (R, B, C)."""
-    readings: list[ReadRows] = [partial(rows_of, each) for each in logits]
-    return read_until_clear(readings, lambda mean: mean, margin)[0]
+    readers: list[ReadRows] = [partial(rows_of, each) for each in logits]
+    return read_until_clear(readers, lambda mean: mean, margin)[0]
 
 
 class MarginChoice:

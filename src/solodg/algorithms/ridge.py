@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from solodg.algorithms.base import Batches, Outputs
 from solodg.algorithms.early_exit import (
+    LARGEST,
     NEVER,
     MarginChoice,
     mean_until_clear,
@@ -53,7 +54,7 @@ class Ridge(ERM):
     @property
     def exits_early(self) -> bool:  # type: ignore[override]
         """Returns whether some images are not read in every reading."""
-        return self.closed_form and self.early_exit and float(self.margin) < NEVER
+        return self.closed_form and self.early_exit and float(self.margin) < LARGEST
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the square-rooted embedding (B, D), averaged over the readings that it needs."""
@@ -90,11 +91,13 @@ class Ridge(ERM):
         weight, bias = total(list(sums.values())).solve(shrinkage)
         self._set(weight, bias)
         solutions = {domain: rest.solve(shrinkage) for domain, rest in without.items()}
-        margin = self._best_margin(solutions, train) if self.early_exit and solutions else NEVER
+        several = self.num_classes > 1 and len(next(iter(by_reading.values()))) > 1
+        chosen = self.early_exit and several and bool(solutions)
+        margin = self._best_margin(solutions, train) if chosen else NEVER
         factor = _best_factor(*self._scores(solutions, val, margin))
         self._set(factor * weight, factor * bias)
         if self.early_exit:
-            self.margin.fill_(factor * margin if margin < NEVER else NEVER)
+            self.margin.fill_(min(factor * margin, NEVER))
 
     @torch.no_grad()
     def solve_without(self, sums: DomainSums, domain: int, readings: Sequence[int]) -> None:

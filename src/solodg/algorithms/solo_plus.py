@@ -15,6 +15,7 @@ from torch import Tensor
 
 from solodg.algorithms.erm import ERM
 from solodg.algorithms.ridge import Ridge
+from solodg.errors import UserError
 from solodg.models.extractor import Extractor
 
 
@@ -46,6 +47,11 @@ class SoloPlus(Ridge):
     ) -> None:
         ERM.__init__(self, backbone, num_classes=num_classes)
         self.closed_form = classifier == "ridge"
+        if early_exit and not self.closed_form:
+            raise UserError(
+                "--set early_exit=true: a trained classifier reads each image in all readings. Add "
+                "--set classifier=ridge, with --freeze-backbone."
+            )
         if self.closed_form:
             self._become_closed_form(early_exit)
 

@@ -230,7 +230,7 @@ def _accuracy_with_statistics(
             given = gather(donors.parts, donors.which[rows], donors.row[rows])
             x = torch.cat([x, given])  # (2 B, C, H, W)
             donor = torch.arange(count, 2 * count, device=run.device).repeat(2)
-        with donor_statistics(run.algorithm, donor):
+        with run.algorithm.all_readings(), donor_statistics(run.algorithm, donor):
             logits = run.algorithm(to_unit(x).to(run.device))[:count]
         correct += int((chosen_classes(logits).cpu().numpy() == part.labels[rows]).sum())
         advance(count)

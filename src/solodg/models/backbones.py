@@ -104,7 +104,7 @@ class Backbone(Extractor):
         return rows.view(len(self.readings), -1, rows.shape[1])
 
     def each_reading(self, x: Tensor) -> list[ReadRows]:
-        """Returns a function for each reading: it computes the embedding of some images of x."""
+        """Returns a function for each reading: it computes (and records, the first) some images."""
         upright = self.turned_upright(x)
         return [partial(self._one_reading, upright, place) for place in range(len(self.readings))]
 

@@ -77,9 +77,9 @@ class Extractor(nn.Module):
     def each_reading(self, x: Tensor) -> list[ReadRows]:
         """Returns a function for each reading: it computes the embedding of some rows of x.
 
-        The rows are given by number; None: all. The features of the first reading are recorded.
+        The rows are given by number; None: all.
         """
-        return [lambda rows: self.embed(rows_of(x, rows))]
+        return [partial(rows_of, each) for each in self.embed_each(x)]
 
     def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the embedding and the maps of the stages that it computes, of one reading."""
@@ -141,7 +141,10 @@ class ReadyFeatures(Extractor):
         return each.transpose(0, 1)
 
     def each_reading(self, x: Tensor) -> list[ReadRows]:
-        """Returns a function for each reading that is used: it takes the embedding of some rows."""
+        """Returns a function for each reading that is used: it takes the embedding of some rows.
+
+        The features of the first are recorded when it is called.
+        """
         each = x.view(len(x), len(self.readings), -1)[:, self._used]  # (B, used, D + S)
         return [partial(self._one_reading, each, place) for place in range(len(self._used))]
 

@@ -13,8 +13,9 @@ provides the source statistics. By convention `source_pixels` = 0 means plain Ba
 
 A reading is one way to read an image: a number of source pixels, and a view of the image
 (models/views.py). A backbone may have several readings. In training each image goes through one
-reading, drawn at random. At test each image goes through all of them, one forward pass each, and
-the features are averaged. A prediction depends on its own image only.
+reading, drawn at random. At test each image goes through all of them, one forward pass each, or
+through fewer (algorithms/early_exit.py), and the features are averaged. A prediction depends on its
+own image only.
 """
 
 from collections.abc import Callable, Iterator, Sequence

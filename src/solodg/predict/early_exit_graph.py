@@ -68,7 +68,7 @@ def _names_in(graph: "GraphProto") -> set[str]:
     return found.union(*map(_names_in, inner))
 
 
-def view_names(backbone: Backbone) -> list[str]:
+def _view_names(backbone: Backbone) -> list[str]:
     """Returns the views that its readings have, each once."""
     return list(dict.fromkeys(reading.view for reading in backbone.readings))
 
@@ -82,7 +82,7 @@ class _Views(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.backbone.turned_upright(to_unit(pixels))
-        return torch.stack([VIEWS[name](x) for name in view_names(self.backbone)])
+        return torch.stack([VIEWS[name](x) for name in _view_names(self.backbone)])
 
 
 class _Reading(nn.Module):
@@ -121,7 +121,7 @@ class _EarlyExit(nn.Module):
     ) -> None:
         super().__init__()
         readings = backbone.readings
-        names = view_names(backbone)
+        names = _view_names(backbone)
         pixels = [reading.source_pixels or NO_SHARE for reading in readings]
         self.views, self.read, self.novelty = views, read, novelty
         self.classifier = algorithm.classifier

@@ -85,7 +85,7 @@ class _Graph(nn.Module):
         return tuple(tensor for tensor in self._outputs(pixels) if tensor is not None)
 
     def to_export(self, example: Tensor) -> nn.Module:
-        """Returns what the exporter reads: this module, or a script where it has branches."""
+        """Returns what the exporter reads: this module, or a script where it has a loop."""
         if isinstance(self.algorithm, Ridge) and self.algorithm.exits_early:
             script: nn.Module = early_exit_graph(self.algorithm, self.novelty, example)
             return script

@@ -196,6 +196,8 @@ def _with_recipe(config: RunConfig) -> RunConfig:
     recipe = _recipe(config)
     of_variant = ALGORITHMS[config.algorithm].variants.get(config.variant, {})
     arguments = {k: v for k, v in recipe.get("arguments", {}).items() if k not in of_variant}
+    if config.arguments.get("classifier") == "linear":
+        arguments.pop("early_exit", None)  # which a trained classifier does not have
     values = {k: v for k, v in recipe.items() if getattr(config, k, None) is None}
     if "image_norm" in values and not has_batch_norm(config.backbone):
         del values["image_norm"]  # other norms use the image's own statistics already

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from solodg.algorithms import Algorithm
+from solodg.algorithms import ALGORITHMS, Algorithm
 from solodg.errors import UserError
 from solodg.runs import checkpoint
 from solodg.runs.averaged_runs import AVERAGED
@@ -63,8 +63,11 @@ class FinishedRun:
         initial = str(self.origin.weights or "random")
         if not (config.starts_from_weights and linear) or info.pose:
             initial += f", of seed {config.seed}"  # of what begins with random weights
+        solved = ALGORITHMS[info.algorithm].is_closed_form(info.arguments)
         return {
             "algorithm": f"{info.algorithm} ({info.variant})",
+            "classifier": "solved" if solved else "trained",
+            "early exit": "on" if info.arguments.get("early_exit") else "off",
             "backbone": info.backbone,
             "size of images": str(info.image_size),
             "channels": str(info.channels),

@@ -142,7 +142,8 @@ class Predictions:
         row = slice(index, index + 1)
         before = None if self.before is None else self.before[row]
         novelty = None if self.novelty is None else self.novelty[row]
-        return Predictions(self.probabilities[row], before, novelty)
+        readings = None if self.readings is None else self.readings[row]
+        return Predictions(self.probabilities[row], before, novelty, readings)
 
     def named(self, classes: Sequence[str]) -> list[Prediction]:
         """Returns one `Prediction` per image, with the names of the classes."""

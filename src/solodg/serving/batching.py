@@ -1,9 +1,9 @@
 """Micro-batches: images of concurrent requests go through the model together.
 
 A batch changes no reported digit. The model predicts each image alone, so a batch differs from a
-single image only by the rounding of floating-point sums, by less than `TOLERANCE`. Responses have
-`DIGITS` decimals. An image is computed again, alone, if one of its numbers lies so near to a
-rounding boundary that `TOLERANCE` could change a digit. So the response equals, digit for digit,
+single image only by the rounding of floating-point sums, by less than `tolerance_of`. Responses
+have `DIGITS` decimals. An image is computed again, alone, if one of its numbers lies so near to a
+rounding boundary that this could change a digit. So the response equals, digit for digit,
 what `predict` returns for the image alone.
 
 No request waits for others: a batch holds the images that arrived while the model was busy.
@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
+from solodg.runs.model_info import ModelInfo
 from solodg.runs.predictions import NOVELTY_DIGITS, NotFiniteError, Prediction
 
 DIGITS = 3  # with four, 39% of the images had to be computed again, and batches were slower
 NOVELTY_TOLERANCE = 2e-4  # likewise; a difference of distances keeps fewer digits
 TOLERANCE = 1e-6  # above the largest change of a probability by a batch that was measured, 4e-7
+# With early exit a reading's weight follows from a difference of logits: 3.3e-6 was measured.
+EARLY_EXIT_TOLERANCE = 1e-5
 
 
 class Job(NamedTuple):
@@ -84,11 +87,12 @@ class MicroBatcher:
 
     def _compute(self, jobs: list[Job]) -> None:
         """Computes a batch; an image whose prediction is not finite fails alone."""
+        tolerance = tolerance_of(self.predictor.info)
         try:
             found = self.predictor.predict_pixels(np.stack([job.pixels for job in jobs]))
             recomputed = 0
             for number, prediction in enumerate(found):
-                if len(jobs) > 1 and near_rounding_boundary(prediction):
+                if len(jobs) > 1 and near_rounding_boundary(prediction, tolerance):
                     (found[number],) = self.predictor.predict_pixels(jobs[number].pixels[None])
                     recomputed += 1
         except NotFiniteError as error:
@@ -107,19 +111,24 @@ class MicroBatcher:
         self.on_batch(len(jobs), recomputed)
 
 
-def near_rounding_boundary(prediction: Prediction) -> bool:
-    """Returns whether a change by `TOLERANCE` could change the class or a reported digit."""
+def tolerance_of(info: ModelInfo) -> float:
+    """Returns how far a batch may change a probability of a model."""
+    return EARLY_EXIT_TOLERANCE if info.arguments.get("early_exit") else TOLERANCE
+
+
+def near_rounding_boundary(prediction: Prediction, tolerance: float = TOLERANCE) -> bool:
+    """Returns whether a change by `tolerance` could change the class or a reported digit."""
     after = np.array(list(prediction.probabilities.values()))  # (C,)
     second = np.partition(after, -2)[-2] if len(after) > 1 else 0.0
-    if prediction.probability - second < 2 * TOLERANCE:
+    if prediction.probability - second < 2 * tolerance:
         return True
     before = np.array(list((prediction.before or {}).values()))
     numbers = np.concatenate([after, before, [prediction.uncertainty]])
-    tolerance = np.full(len(numbers), TOLERANCE)
-    tolerance[-1] = _uncertainty_tolerance(after)
+    tolerances = np.full(len(numbers), tolerance)
+    tolerances[-1] = _uncertainty_tolerance(after, tolerance)
     steps = numbers * 10**DIGITS
     distance = np.abs(steps - np.floor(steps) - 0.5)
-    near = bool((distance < tolerance * 10**DIGITS).any())
+    near = bool((distance < tolerances * 10**DIGITS).any())
     if prediction.novelty is None:
         return near
     step = prediction.novelty * 10**NOVELTY_DIGITS
@@ -127,14 +136,14 @@ def near_rounding_boundary(prediction: Prediction) -> bool:
     return near or bool(off < NOVELTY_TOLERANCE * 10**NOVELTY_DIGITS)
 
 
-def _uncertainty_tolerance(probabilities: NDArray[np.float64]) -> float:
-    """Returns how far `TOLERANCE` in every probability can change the uncertainty."""
+def _uncertainty_tolerance(probabilities: NDArray[np.float64], tolerance: float) -> float:
+    """Returns how far `tolerance` in every probability can change the uncertainty."""
     unchanged, up, down = (
         -p * np.log(np.maximum(p, 1e-300))
         for p in (
             probabilities,
-            np.minimum(probabilities + TOLERANCE, 1.0),
-            np.maximum(probabilities - TOLERANCE, 0.0),
+            np.minimum(probabilities + tolerance, 1.0),
+            np.maximum(probabilities - tolerance, 0.0),
         )
     )
     change = np.maximum(np.abs(up - unchanged), np.abs(down - unchanged)).sum()
