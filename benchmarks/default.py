@@ -78,13 +78,13 @@ def draw(rows: list[Row], path: Path) -> None:
     shown = [row for row in rows if row[2].startswith(("ERM", "plain")) and "/s" not in row[1]]
     figure = new_figure(8, 0.34 * len(shown) + 0.8, layout="constrained")
     axes = figure.subplots()
-    names = [row[0].replace("`", "") for row in shown]
+    names = [row[0].replace("`", "").replace("batch 1 / 32", "batch 1") for row in shown]
     values = [float(row[1].split()[0].rstrip(";")) for row in shown]
     bars = axes.barh(names, values, color=BLUE, height=0.6)
     axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
     axes.axvline(1, color=INK, linewidth=1)
     axes.invert_yaxis()
-    axes.set_xlabel("time beside ERM, or beside the plain network; 1: the same")
+    axes.set_xlabel("time / ERM or plain network")
     axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
 
