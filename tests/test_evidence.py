@@ -65,7 +65,7 @@ def test_what_is_tried_follows_from_options_and_rotations() -> None:
     both = candidates(config(), ROTATED).all_parts(config())
     assert (both.image_norm, both.pose) == ((0.0, 100.0), "on")
     given = candidates(config(pretrained=True), None).all_parts(config(pretrained=True))
-    assert (given.image_norm, given.pose) == ((0.0, 100.0, 1000.0, "line:300"), "off")
+    assert (given.image_norm, given.pose) == ((0.0, 1000.0, "line:300", 100.0), "off")
 
 
 def answers(**shares: float) -> dict[str, list[bool]]:

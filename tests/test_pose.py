@@ -189,6 +189,6 @@ def test_a_backbone_reads_images_upright_in_training_a_share_of_them() -> None:
     backbone.train()
     assert not backbone.pose.training
     backbone.upright = 0.5
-    mixed = backbone._upright(x.repeat(20, 1, 1, 1))
+    mixed = backbone.turned_upright(x.repeat(20, 1, 1, 1))
     same = (mixed == x.repeat(20, 1, 1, 1)).flatten(1).all(1).float().mean()
     assert 0.3 < same < 0.7
