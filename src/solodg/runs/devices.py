@@ -1,5 +1,6 @@
 """Devices and processes, set up by Lightning Fabric."""
 
+import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -28,7 +29,15 @@ def launch(config: ResolvedConfig, machine: Machine) -> Fabric:
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"cannot set up the devices: {error}") from error
     fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_end_process_group)
     return fabric
+
+
+def _end_process_group() -> None:
+    """Ends the threads of the process group, which may abort a process that exits before them."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def single_device(accelerator: str) -> torch.device:
