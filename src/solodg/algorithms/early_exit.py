@@ -73,7 +73,7 @@ def mean_until_clear(logits: Tensor, margin: float) -> Tensor:
 
 
 class MarginChoice:
-    """Counts, over batches of held-out images, what each margin costs and what it computes.
+    """Counts, over batches of held-out images, what each margin loses.
 
     Each held-out domain weighs the same.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.algorithms.early_exit import RAMP
-from solodg.algorithms.ridge import Ridge
+from solodg.algorithms.ridge import Ridge, square_rooted
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import Backbone
 from solodg.models.image_norm import NO_SHARE, one_reading
@@ -31,10 +31,11 @@ def early_exit_graph(algorithm: Ridge, novelty: Novelty | None, example: Tensor)
     assert isinstance(backbone, Backbone)
     views = _Views(backbone).eval()
     read = _Reading(backbone).eval()
-    features = read(views(example)[0], torch.tensor(1.0))
+    image = views(example)[0], torch.tensor(1.0)
+    features = read(*image)
     whole = _EarlyExit(
         _traced(views, example),
-        _traced(read, views(example)[0], torch.tensor(1.0)),
+        _traced(read, *image),
         _traced(_NoveltyOf(novelty, backbone.embedding_dim).eval(), features),
         algorithm,
         backbone,
@@ -148,7 +149,7 @@ class _EarlyExit(nn.Module):
             x = views[self.view[number]][rows]
             features = self.read(x, self.source_pixels[number])
             z = features[:, : self.dim]
-            total = total.index_add(0, rows, z.sign() * z.abs().sqrt() * weight[rows])
+            total = total.index_add(0, rows, square_rooted(z) * weight[rows])
             first = first.index_add(0, rows, features * float(number == 0))
             weights = weights + weight
             best = self.classifier(total / weights).topk(2, dim=1)[0]

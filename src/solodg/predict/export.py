@@ -60,9 +60,9 @@ def to_onnx(predictor: Predictor) -> bytes:
     example = torch.from_numpy(_noise(predictor, 2))
     model = onnx.load_from_string(_content(graph, example, predictor.info.backbone))
     store_weights_in_loops(model)
-    for node in list(model.graph.output):
-        if node.name not in graph.names(example):
-            model.graph.output.remove(node)
+    names = graph.names(example)
+    for node in [node for node in model.graph.output if node.name not in names]:
+        model.graph.output.remove(node)
     info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
     scores = [found.model_dump() for found in predictor.recorded_scores()]
     metadata = {"model": info.model_dump(), "versions": _versions(), "scores": scores}
