@@ -32,13 +32,13 @@ class MeanInterval(NamedTuple):
 
 def mean_interval(values: Sequence[float]) -> MeanInterval | None:
     """Returns the mean of the values with its interval; None where there is no value."""
-    from scipy import stats  # late: it takes half a second to import
+    from scipy.special import stdtrit  # late: scipy takes a moment to import
 
     if not values:
         return None
     n = len(values)
     if n == 1:
         return MeanInterval(values[0], None, 1)
-    quantile = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1))
+    quantile = float(stdtrit(n - 1, 0.5 + LEVEL / 2))
     half = quantile * statistics.stdev(values) / n**0.5
     return MeanInterval(statistics.mean(values), half, n)
