@@ -42,7 +42,7 @@ MODULES = {
     "models": """
         extractor map_gradients pose stages views weights
         image_norm published_networks
-        networks
+        networks passes
         backbones
         cut
         map_backbone

@@ -10,10 +10,17 @@ from rich.console import Console
 from timm.layers import BatchNormAct2d
 from torch import nn
 
+from solodg.adapters.bn import batch_statistics
 from solodg.errors import UserError
+from solodg.models import image_norm
 from solodg.models.backbones import build_backbone
-from solodg.models.extractor import ReadyFeatures
-from solodg.models.image_norm import ImageBatchNorm, normalise_by_image
+from solodg.models.extractor import ReadyFeatures, recorded_features
+from solodg.models.image_norm import (
+    ImageBatchNorm,
+    donor_statistics,
+    normalise_by_image,
+    one_reading,
+)
 from solodg.predict.torch import Predictor
 from solodg.progress import BarProgress
 from solodg.readings import Reading
@@ -62,6 +69,28 @@ def test_with_endless_source_pixels_it_is_the_batch_norm_it_replaces(
         torch.testing.assert_close(mixed.state_dict()[name], tensor, msg=name)
 
 
+def test_a_reading_without_the_images_statistics_does_not_compute_them(monkeypatch) -> None:
+    norm, x = learned_norm(), torch.randn(4, 3, 5, 6).double()
+    mixed = ImageBatchNorm(norm, (70.0, 0.0)).eval()
+    both = mixed(torch.cat([x, x]))
+    torch.testing.assert_close(both[4:], norm(x))
+    with one_reading(0):
+        torch.testing.assert_close(mixed(x), both[:4])
+    monkeypatch.setattr(image_norm, "channel_statistics", None)
+    with one_reading(1):
+        torch.testing.assert_close(mixed(x), norm(x))
+
+
+def test_a_donor_is_found_in_one_reading_as_in_several() -> None:
+    norm, x = learned_norm(), torch.randn(4, 3, 5, 6).double()
+    mixed = ImageBatchNorm(norm, (70.0, 7.0)).eval()
+    with donor_statistics(mixed, torch.tensor([3, 2, 0, 1])):
+        both = mixed(torch.cat([x, x]))
+        for place in (0, 1):
+            with one_reading(place):
+                torch.testing.assert_close(mixed(x), both.view(2, *x.shape)[place])
+
+
 def test_training_stores_the_running_statistics_of_a_batch_norm() -> None:
     norm, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 6)
     mixed = ImageBatchNorm(norm, (10.0,))
@@ -101,6 +130,31 @@ def test_several_readings_are_averaged(name: str) -> None:
         torch.testing.assert_close(getattr(found, part), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(several.embed(x), found.embedding)
     torch.testing.assert_close(several(x[1:2]).embedding, found.embedding[1:2])
+
+
+def test_readings_in_pieces_are_those_of_one_batch(monkeypatch) -> None:
+    norms = (0.0, "line:50", 50.0)
+    backbone = build_backbone("small_cnn", image_size=32, image_norm=norms, pose=True).eval()
+    x = torch.rand(7, 3, 32, 32)
+
+    def found() -> list[torch.Tensor]:
+        with torch.no_grad(), recorded_features() as seen:
+            first = backbone.each_reading(x)[1](torch.tensor([6, 0, 1, 2, 3]))
+            results = [backbone.each_reading(x)[0](None), first, backbone.embed_each(x)]
+            results += [backbone.embed(x), *backbone(x)]
+        with torch.no_grad():
+            results += [backbone.embed_each(x), backbone.embed(x)]
+            with donor_statistics(backbone, torch.arange(7).roll(1)):
+                results.append(backbone.embed(x))
+            with batch_statistics(image_norm.image_norms(backbone)):
+                results.append(backbone.embed(x))
+        assert [len(features.embedding) for features in seen] == [7] * 4
+        return results + [part for features in seen for part in features]
+
+    together = found()
+    for rows in (1, 3, 7):
+        monkeypatch.setattr(backbone, "_rows_at_once", rows)
+        torch.testing.assert_close(found(), together)
 
 
 def test_in_training_each_image_goes_through_one_reading() -> None:

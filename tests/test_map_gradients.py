@@ -23,6 +23,20 @@ def test_gradients_and_second_gradients_are_those_of_differences() -> None:
     assert torch.autograd.gradgradcheck(ScaledMap.apply, (x, scale, shift))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [9, 120])  # maps that are read together, and one by one
+def test_statistics_are_those_of_each_image(size: int, layout: torch.memory_format) -> None:
+    torch.manual_seed(2)
+    x = (torch.randn(3, 4, size, size + 1, dtype=torch.float64) + 3).contiguous(
+        memory_format=layout
+    )
+    expected = torch.var_mean(x, dim=(2, 3), correction=0)
+    for found in (MapStatistics.forward(x), MapStatistics.apply(x.requires_grad_())):
+        torch.testing.assert_close(found, expected[::-1])
+    alone = MapStatistics.forward(x[1:2])
+    torch.testing.assert_close(alone, (found[0][1:2], found[1][1:2]), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("source_pixels", [(0.0,), (7.0,), (0.0, 7.0, 60.0)])
 def test_image_norm_has_the_gradients_of_its_definition(source_pixels, training) -> None:

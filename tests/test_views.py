@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from scipy.ndimage import gaussian_filter
+from torch.nn import functional as F
 
 from solodg.models.backbones import build_backbone
 from solodg.models.views import VIEWS, blur
@@ -30,6 +31,27 @@ def test_blur_is_a_gaussian() -> None:
     x = torch.rand(1, 1, 30, 30, dtype=torch.double)
     expected = gaussian_filter(x[0, 0].numpy(), 2.0, mode="nearest", truncate=3.0)
     np.testing.assert_allclose(blur(x, 2.0)[0, 0].numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (40, 28), (7, 50), (2, 2)])
+def test_blur_is_two_convolutions_of_the_image_with_its_border_repeated(height, width) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, sigma = torch.rand(3, 1, height, width, generator=generator), width / 32
+    reach = min(int(3 * sigma + 0.5), min(height, width) - 1)
+    kernel = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
+    kernel = (kernel / kernel.sum())[None, None]
+    padded = F.pad(x, (reach,) * 4, mode="replicate")
+    expected = F.conv2d(F.conv2d(padded, kernel[:, :, None]), kernel[..., None])
+    torch.testing.assert_close(blur(x, sigma), expected)
+
+
+def test_the_line_view_has_gradients_after_inference() -> None:
+    x = torch.rand(1, 3, 24, 24)
+    with torch.inference_mode():
+        VIEWS["line"](x)
+    VIEWS["line"](x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
 
 
 def test_grey_and_flip_are_pillows() -> None:

@@ -14,16 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
+from solodg.inference import inference_batch_size
 from solodg.models.extractor import Extractor, ReadRows, is_recording, recorded, rows_of
 from solodg.models.image_norm import (
     drawn_readings,
     freeze_statistics,
     image_norms,
     normalise_by_image,
-    one_reading,
 )
 from solodg.models.networks import build_network
-from solodg.models.pose import PoseNetwork
+from solodg.models.passes import (
+    divisible,
+    every_reading,
+    features,
+    in_reading,
+    mean_features,
+    mean_reading,
+)
+from solodg.models.pose import PoseNetwork, turned_upright
 from solodg.models.stages import Network, Stages, modules_of_maps
 from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
@@ -58,6 +66,7 @@ class Backbone(Extractor):
         self.upright = 1.0
         self.readings = readings
         self.channels, self.image_size = channels, image_size
+        self._rows_at_once = inference_batch_size(channels * image_size**2)
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("std", torch.tensor(std)[:, None, None])
         self.mean: Tensor
@@ -74,18 +83,19 @@ class Backbone(Extractor):
         In training each image goes through one random reading.
         """
         with self._random_readings(x) as drawn:
-            stages = self.net(self.prepared(x, drawn))
-        if drawn is not None:
-            return Features(stages.embedding, stages.style())
-        return self._features(stages)
+            if drawn is not None:
+                stages: Stages = self.net(self.prepared(x, drawn))
+                return Features(stages.embedding, stages.style())
+        return recorded(mean_features(*self._every_reading(x, styled=True)))
 
     def embed(self, x: Tensor) -> Tensor:
         """Returns the embedding (B, D) of images without computing their style."""
         if is_recording():
             return self(x).embedding  # type: ignore[no-any-return]
         with self._random_readings(x) as drawn:
-            embedding = self.net.embed(self.prepared(x, drawn))
-        return self._mean_reading(embedding) if drawn is None else embedding
+            if drawn is not None:
+                return self.net.embed(self.prepared(x, drawn))
+        return mean_reading(self._every_reading(x, styled=False)[0])
 
     def embed_with_maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the embedding and the map of every stage, of a backbone with one reading."""
@@ -94,14 +104,10 @@ class Backbone(Extractor):
 
     def embed_each(self, x: Tensor) -> Tensor:
         """Returns the embedding of each reading (R, B, D); in training too, all of them."""
-        prepared = self.prepared(x, None)
+        each = self._every_reading(x, styled=is_recording())
         if is_recording():
-            stages: Stages = self.net(prepared)
-            self._features(stages)
-            rows = stages.embedding
-        else:
-            rows = self.net.embed(prepared)
-        return rows.view(len(self.readings), -1, rows.shape[1])
+            recorded(mean_features(*each))
+        return each[0]
 
     def each_reading(self, x: Tensor) -> list[ReadRows]:
         """Returns a function for each reading: it computes (and records, the first) some images."""
@@ -110,12 +116,24 @@ class Backbone(Extractor):
 
     def _one_reading(self, x: Tensor, place: int, rows: Tensor | None) -> Tensor:
         """Returns the embedding of upright images in the reading at a place; records the first."""
-        prepared = self.normalised(VIEWS[self.readings[place].view](rows_of(x, rows)))
-        with one_reading(place):
-            if place or not is_recording():
-                return self.net.embed(prepared)
-            stages: Stages = self.net(prepared)
-        return recorded(Features(stages.embedding, stages.style())).embedding
+        styled, x = is_recording() and not place, rows_of(x, rows)
+        pieces = x.split(self._rows_at_once) if divisible(self.net) else (x,)
+        prepared = (self.normalised(VIEWS[self.readings[place].view](piece)) for piece in pieces)
+        embedding, *style = in_reading(self.net, prepared, place, styled=styled)
+        return recorded(Features(embedding, style[0])).embedding if styled else embedding
+
+    def _every_reading(self, x: Tensor, *, styled: bool) -> list[Tensor]:
+        """Returns the embedding (R, B, D), and if wanted the style (R, B, S), of every reading.
+
+        All readings of a few images are one batch. A larger one is divided (models/passes.py).
+        """
+        count = len(self.readings)
+        if count == 1 or count * len(x) <= self._rows_at_once or not divisible(self.net):
+            found = features(self.net, self.prepared(x, None), styled=styled)
+            return [rows.reshape(count, -1, rows.shape[1]) for rows in found]
+        pieces = self.turned_upright(x).split(self._rows_at_once)
+        views = [reading.view for reading in self.readings]
+        return every_reading(self.net, map(self._views, pieces), views, styled=styled)
 
     @contextmanager
     def _random_readings(self, x: Tensor) -> Iterator[Tensor | None]:
@@ -130,7 +148,7 @@ class Backbone(Extractor):
     def prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Returns upright, normalised images: each once as drawn, or all once per reading."""
         x, names = self.turned_upright(x), [reading.view for reading in self.readings]
-        views = {name: self.normalised(VIEWS[name](x)) for name in names}
+        views = self._views(x)
         if len(views) > 1 and drawn is not None:
             each = torch.stack([views[name] for name in names])  # (readings, B, C, H, W)
             return each[drawn, torch.arange(len(x), device=x.device)]
@@ -139,34 +157,16 @@ class Backbone(Extractor):
         rows = torch.cat([views[name] for name in names])
         return rows.contiguous(memory_format=torch.channels_last)
 
+    def _views(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns upright images, normalised, in the view of each reading."""
+        names = dict.fromkeys(reading.view for reading in self.readings)
+        return {name: self.normalised(VIEWS[name](x)) for name in names}
+
     def turned_upright(self, x: Tensor) -> Tensor:
         """Returns images with their rotation undone, in training a random share of them."""
         if self.pose is None or not self.upright:
             return x
-        if not self.training or self.upright == 1:
-            return self._rotated_back(x)
-        chosen = torch.rand(len(x), device=x.device) < self.upright
-        if not chosen.any():
-            return x
-        return x.index_put((chosen,), self._rotated_back(x[chosen]))
-
-    def _rotated_back(self, x: Tensor) -> Tensor:
-        """Returns all images with their rotation undone."""
-        assert self.pose is not None
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # too coarse for angles
-            upright: Tensor = self.pose(x)
-        return upright
-
-    def _features(self, stages: Stages) -> Features:
-        """Returns, and records if wanted, embedding and style, averaged over the readings."""
-        style = self._mean_reading(stages.style())
-        return recorded(Features(self._mean_reading(stages.embedding), style))
-
-    def _mean_reading(self, rows: Tensor) -> Tensor:
-        """Averages features over the readings: (readings * B, D) -> (B, D)."""
-        if len(self.readings) == 1:
-            return rows
-        return rows.reshape(len(self.readings), -1, rows.shape[1]).mean(0)
+        return turned_upright(self.pose, x, self.upright if self.training else 1.0)
 
     @contextmanager
     def reading_as(self, readings: Sequence[Reading], *, upright: bool = False) -> Iterator[None]:

@@ -58,27 +58,40 @@ class ImageBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the normalised and activated maps (B, C, H, W)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        own_mean, own_var = channel_statistics(wide)  # (B, C)
-        pixels = x.shape[2] * x.shape[3]
-        mean, var = self._source_statistics(own_mean, own_var, pixels)  # (C,)
-        if self.donor is not None:
-            own_mean, own_var = self._of_donor(own_mean), self._of_donor(own_var)
-        mean = self._mixed(mean, own_mean, pixels)  # (B, C)
-        var = self._mixed(var, own_var, pixels)
+        mean, var = self._statistics(wide)  # (B, C), or (C,) for all images
         weight, bias = (self.weight, self.bias) if self.affine else (None, None)
         normalised = normalise(wide, mean, var, self.eps, weight, bias)
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
 
-    def _mixed(self, source: Tensor, own: Tensor, pixels: int) -> Tensor:
-        """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean and variance that normalise each image: (B, C), or (C,) for all."""
+        pixels = x.shape[2] * x.shape[3]
+        shares = self._shares(pixels)
+        if not self.training and not isinstance(shares, Tensor) and not any(shares):
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            return self.running_mean, self.running_var  # plain BatchNorm
+        own_mean, own_var = channel_statistics(x)  # (B, C)
+        mean, var = self._source_statistics(own_mean, own_var, pixels)  # (C,)
+        if self.donor is not None:
+            own_mean, own_var = self._of_donor(own_mean), self._of_donor(own_var)
+        return self._mixed(mean, own_mean, shares), self._mixed(var, own_var, shares)
+
+    def _shares(self, pixels: int) -> Tensor | list[float]:
+        """Returns the image's share in each reading of the batch; a scalar tensor if traced so."""
         only = _only.get()
         if isinstance(only, Tensor):
-            return source + pixels / (pixels + only) * (own - source)
+            return pixels / (pixels + only)
         chosen = self.source_pixels if only is None else self.source_pixels[only : only + 1]
-        shares = [pixels / (pixels + k) if k else 0.0 for k in chosen]
+        return [pixels / (pixels + k) if k else 0.0 for k in chosen]
+
+    def _mixed(self, source: Tensor, own: Tensor, shares: Tensor | list[float]) -> Tensor:
+        """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
+        if isinstance(shares, Tensor):
+            return source + shares * (own - source)
         if len(shares) == 1:
-            return source + shares[0] * (own - source)
+            return source.lerp(own, shares[0])
         each = torch.tensor(shares, dtype=own.dtype, device=own.device)
         if self.drawn is not None:
             return source + each[self.drawn, None] * (own - source)
@@ -88,7 +101,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
     def _of_donor(self, own: Tensor) -> Tensor:
         """Returns the statistics (B, C) of the donor of each image, within its reading."""
         assert self.donor is not None
-        by_reading = own.reshape(len(self.source_pixels), -1, own.shape[1])
+        by_reading = own.reshape(-1, len(self.donor), own.shape[1])
         return by_reading[:, self.donor].flatten(0, 1)
 
     def _source_statistics(
@@ -127,14 +140,12 @@ def normalise(
 ) -> Tensor:
     """Normalises maps (B, C, H, W) by the mean and variance (B, C) of each image.
 
-    `weight` and `bias`, the affine map after it, are (C,) for all images or (B, C); None: no map.
+    Each may be (C,) for all images, as `weight` and `bias`, the affine map after it; None: no map.
     """
     scale = torch.rsqrt(var + eps)  # (B, C)
     if weight is not None:
         scale = weight * scale
-    shift = -mean * scale
-    if bias is not None:
-        shift = bias + shift
+    shift = -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
     if _needs_gradients():
         each = scale.expand(len(x), -1), shift.expand(len(x), -1)
         scaled: Tensor = ScaledMap.apply(x, *each)  # type: ignore[no-untyped-call]

@@ -53,6 +53,16 @@ class PoseNetwork(nn.Module):
         return vectors
 
 
+def turned_upright(pose: PoseNetwork, x: Tensor, share: float = 1.0) -> Tensor:
+    """Returns images with their rotation undone: all of them, or a random share."""
+    chosen = None if share == 1 else torch.rand(len(x), device=x.device) < share
+    if chosen is not None and not chosen.any():
+        return x
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # too coarse for angles
+        upright: Tensor = pose(x if chosen is None else x[chosen])
+    return upright if chosen is None else x.index_put((chosen,), upright)
+
+
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Returns images (B, C, H, W) rotated clockwise about their centres by angles (B,), in radians.
 

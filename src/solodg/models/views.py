@@ -5,7 +5,9 @@ or where and how large the object is. All take and return images (B, C, H, W) in
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,13 +59,27 @@ def line(x: Tensor) -> Tensor:
 
 def blur(x: Tensor, sigma: float) -> Tensor:
     """Blurs maps (B, 1, H, W) by a Gaussian of this standard deviation; edges are repeated."""
-    reach = min(int(3 * sigma + 0.5), min(x.shape[2:]) - 1)
-    places = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
-    kernel = torch.exp(-(places**2) / (2 * sigma**2))
-    kernel = kernel / kernel.sum()
-    x = F.pad(x, (reach, reach, reach, reach), mode="replicate")
-    x = F.conv2d(x, kernel[None, None, None])
-    return F.conv2d(x, kernel[None, None, :, None])
+    height, width = x.shape[2:]
+    reach = min(int(3 * sigma + 0.5), min(height, width) - 1)
+    down, across = (_blurring(n, sigma, reach, x.dtype, x.device) for n in (height, width))
+    return down @ (x @ across.T)
+
+
+@lru_cache(maxsize=4)  # two sizes of images at a time
+def _blurring(
+    size: int, sigma: float, reach: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns the matrix (size, size) that blurs a line of pixels, whose ends are repeated.
+
+    Two products with matrices are many times faster than two convolutions of one channel.
+    """
+    places = np.arange(-reach, reach + 1)
+    kernel = np.exp(-(places**2) / (2 * sigma**2))
+    matrix = np.zeros((size, size))
+    rows = np.arange(size)[:, None]
+    np.add.at(matrix, (rows, (rows + places).clip(0, size - 1)), kernel / kernel.sum())
+    with torch.inference_mode(False):  # it is kept, also for work with gradients
+        return torch.from_numpy(matrix).to(dtype).to(device)
 
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
