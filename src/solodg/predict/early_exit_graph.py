@@ -72,7 +72,7 @@ def _each_image(algorithm: Ridge, backbone: Backbone, image: Tensor) -> "GraphPr
         "rows": torch.tensor([0]),
     }
     ends = [f"{name}_end" for name in _STATE]
-    parts = [
+    parts: list[Any] = [
         made_node("Unsqueeze", ["image", "rows"], ["pixels_of_one"]),
         exported(upright, (image,), ["pixels_of_one"], [_UPRIGHT]),
         made_node(
@@ -96,12 +96,12 @@ def _each_reading(algorithm: Ridge, backbone: Backbone, upright: Tensor) -> "Gra
     parts, view = _chosen_view(views, upright)
     read = _network_graph(backbone, x, view)
     dim, features_dim = backbone.embedding_dim, backbone.embedding_dim + backbone.style_dim
-    state: dict[str, Shape] = dict(
-        zip(_STATE, [(1, dim), (1, 1), (1, 1), (1, features_dim)], strict=True)
-    )
-    given = [torch.ones(*state[name]) for name in ("first", "total", "weights", "weight")]
+    sizes = (1, dim), (1, 1), (1, 1), (1, features_dim)
+    state: dict[str, Shape] = dict(zip(_STATE, sizes, strict=True))
+    total, weights, weight, features = (torch.ones(size) for size in sizes)
     step = exported(
-        _Step(algorithm), tuple(given), ["features", "total", "weights", "weight"],
+        _Step(algorithm), (features, total, weights, weight),
+        ["features", "total", "weights", "weight"],
         ["next_total", "next_weights", "next_weight", "needed"],
     )  # fmt: skip
     arrays = {f"place_{place}": torch.tensor(place) for place in range(len(names))}
