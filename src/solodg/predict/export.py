@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,12 +22,15 @@ from solodg.algorithms.ridge import Ridge
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
-from solodg.predict.early_exit_graph import early_exit_graph, store_weights_in_loops
+from solodg.predict.early_exit_graph import early_exit_model
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
 from solodg.predict.torch import Predictor
 from solodg.runs.model_info import MODEL_FORMAT
 from solodg.runs.novelty import Novelty, with_novelty
 from solodg.storage import CHECKSUM, PLACEHOLDER, sealed, write_atomically
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 MAX_ERROR = 1e-4  # largest difference from PyTorch: absolute in probabilities, relative in logits
 _NOVELTY_SCALE = 100.0  # novelty counts images: where they lie close, rounding changes it by more
@@ -53,16 +57,12 @@ def export_onnx(predictor: Predictor, path: Path) -> float:
 def to_onnx(predictor: Predictor) -> bytes:
     """Returns the model as the content of an ONNX file, not yet compared with PyTorch."""
     try:
-        import onnx
+        import onnx  # noqa: F401
     except ModuleNotFoundError as error:
         raise missing_extra("onnx", "ONNX", error) from error
     graph = _Graph(_with_affine_batch_norms(predictor.algorithm), _novelty(predictor)).eval()
     example = torch.from_numpy(_noise(predictor, 2))
-    model = onnx.load_from_string(_content(graph, example, predictor.info.backbone))
-    store_weights_in_loops(model)
-    names = graph.names(example)
-    for node in [node for node in model.graph.output if node.name not in names]:
-        model.graph.output.remove(node)
+    model = _exported(graph, example, predictor.info.backbone)
     info = predictor.info.model_copy(update={"format": MODEL_FORMAT})
     scores = [found.model_dump() for found in predictor.recorded_scores()]
     metadata = {"model": info.model_dump(), "versions": _versions(), "scores": scores}
@@ -83,13 +83,6 @@ class _Graph(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self._outputs(pixels) if tensor is not None)
-
-    def to_export(self, example: Tensor) -> nn.Module:
-        """Returns what the exporter reads: this module, or a script where it has a loop."""
-        if isinstance(self.algorithm, Ridge) and self.algorithm.exits_early:
-            script: nn.Module = early_exit_graph(self.algorithm, self.novelty, example)
-            return script
-        return self
 
     def names(self, pixels: Tensor) -> list[str]:
         """Returns which of `OUTPUTS` it has."""
@@ -120,32 +113,45 @@ def _with_affine_batch_norms(algorithm: Algorithm) -> Algorithm:
 
 
 @torch.no_grad()
-def _content(graph: _Graph, example: Tensor, backbone: str) -> bytes:
+def _exported(graph: _Graph, example: Tensor, backbone: str) -> "ModelProto":
     """Exports by tracing, which takes a second where the newer exporter takes twenty.
 
     Tracing may record a size of the example batch as a constant; `_largest_difference` detects it.
     """
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "graph.onnx"
+    algorithm = graph.algorithm
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation, and shapes taken for constants
-        exported = graph.to_export(example)
-        names = graph.names(example) if exported is graph else [*OUTPUTS[:2], OUTPUTS[-1]]
         try:
-            torch.onnx.export(
-                exported,
-                (example,),
-                file,
-                dynamo=False,
-                # Else the exporter joins equal weights, and loses some that a loop uses.
-                keep_initializers_as_inputs=True,
-                input_names=[INPUT],
-                output_names=names,
-                dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},
-            )
+            if isinstance(algorithm, Ridge) and algorithm.exits_early:
+                return early_exit_model(algorithm, graph.novelty, example)
+            return _traced(graph, example)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that ONNX lacks
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"backbone {backbone!r} cannot be exported: {reason}") from error
-        return file.read_bytes()
+
+
+def _traced(graph: _Graph, example: Tensor) -> "ModelProto":
+    import onnx
+
+    names = graph.names(example)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "graph.onnx"
+        torch.onnx.export(
+            graph,
+            (example,),
+            file,
+            dynamo=False,
+            # Else the exporter joins equal weights, and loses some that a branch uses.
+            keep_initializers_as_inputs=True,
+            input_names=[INPUT],
+            output_names=names,
+            dynamic_axes={name: {0: "batch"} for name in (INPUT, *names)},
+        )
+        model = onnx.load(file)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for given in [node for node in model.graph.input if node.name in weights]:
+        model.graph.input.remove(given)
+    return model
 
 
 def _largest_difference(predictor: Predictor, content: bytes) -> float:
