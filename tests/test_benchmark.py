@@ -428,3 +428,17 @@ def test_no_slot_and_wrong_amounts_are_said_at_once(solodg) -> None:
             code, _, err = solodg(name, "plan.yaml", *options)
             assert code == 2
             assert str(options[-2]) in err
+
+
+def test_a_cluster_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch) -> None:
+    on_ray = pytest.importorskip("solodg.bench.ray")
+
+    def init(**_: object) -> None:
+        raise Exception("the node timed out")
+
+    monkeypatch.setattr(on_ray.ray, "init", init)
+    with pytest.raises(UserError, match="cannot start the Ray cluster: the node timed out"):
+        on_ray.run_on_ray(
+            [], Machine(), tmp_path, on_ray.CellResources(), address=None,
+            progress=NoProgress(), say=lambda text: None,
+        )  # fmt: skip

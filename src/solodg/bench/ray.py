@@ -131,8 +131,9 @@ def run_on_ray(
                     log_to_driver=False,
                     configure_logging=False,
                 )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"cannot reach the Ray cluster: {error}") from error
+        except Exception as error:  # Ray raises a bare one if a busy machine starts it too slowly
+            what = "reach" if address else "start"
+            raise UserError(f"cannot {what} the Ray cluster: {error}") from error
         try:
             return _run(
                 # Workers run in another folder.
