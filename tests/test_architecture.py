@@ -157,7 +157,7 @@ MODULES = {
         server
     """,
     "cli": """
-        config_options console devices options write_errors
+        commands config_options console devices options write_errors
         cells data_table score_output
         average cache train predict datasets demo bench export push report serve study
         evaluate explain tune

@@ -52,6 +52,12 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "solodg", "bench", *(str(a) for a in arguments)]
 
 
+def started(*arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 def solodg_bench(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, env=os.environ | environment
@@ -324,7 +330,7 @@ def working(cluster: int) -> set[int]:
     return {pid for pid in found if of_cluster(pid)}
 
 
-def test_ray_places_cells_survives_a_killed_worker_and_gives_the_serial_records(
+def test_ray_places_cells_tries_those_of_killed_workers_twice_and_gives_the_serial_records(
     whole: Path, tmp_path: Path, cluster: tuple[str, int]
 ) -> None:
     """Workers of one thread, against one process of one thread."""
@@ -340,7 +346,7 @@ def test_ray_places_cells_survives_a_killed_worker_and_gives_the_serial_records(
     assert "1 CPU, 1 GPU, 3 GB of memory" in said
     assert "2 CPU, 1 GPU, 2 GB of memory" in said
 
-    running = subprocess.Popen(command(*on_ray), stderr=subprocess.PIPE, text=True)
+    running = started(*on_ray)
     killed, at_once = 0, 0
     while running.poll() is None:
         found = working(process)
@@ -350,15 +356,33 @@ def test_ray_places_cells_survives_a_killed_worker_and_gives_the_serial_records(
             killed = found.pop()
             os.kill(killed, signal.SIGKILL)
         time.sleep(0.05)
-    said = running.communicate()[1]
+    shown, said = running.communicate()
     assert running.returncode == 1, said
     assert killed
+    assert said.count("its process was killed. Tried again, 1 of 2.") == 1
+    assert "raylet" not in shown  # Ray's own reports
     assert at_once == 1  # of two CPUs, since there is one GPU
     assert "2 cells run, 1 failed" in said
     assert numbers(output) == {k: v for k, v in numbers(whole).items() if k in numbers(output)}
     assert len(read_lines(output / RECORDS)) == 2 * len(next(iter(numbers(whole).values()))) + 1
     (reason,) = read_results(output / RECORDS).failed.values()
     assert "test_samples" in reason
+
+    running = started(*on_ray)  # the cell that failed
+    victims: set[int] = set()
+    while running.poll() is None:
+        for victim in working(process) - victims:
+            os.kill(victim, signal.SIGKILL)
+            victims.add(victim)
+        time.sleep(0.05)
+    shown, said = running.communicate()
+    assert running.returncode == 1, said
+    assert len(victims) == 3
+    assert "raylet" not in shown
+    assert "Tried again, 2 of 2." in said
+    assert "1 cell(s) failed: repeat the command" in said
+    (reason,) = read_results(output / RECORDS).failed.values()
+    assert reason.startswith("its process was killed 3 times, the last time by a signal")
 
 
 @pytest.mark.parametrize(
@@ -404,3 +428,17 @@ def test_no_slot_and_wrong_amounts_are_said_at_once(solodg) -> None:
             code, _, err = solodg(name, "plan.yaml", *options)
             assert code == 2
             assert str(options[-2]) in err
+
+
+def test_a_cluster_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch) -> None:
+    on_ray = pytest.importorskip("solodg.bench.ray")
+
+    def init(**_: object) -> None:
+        raise Exception("the node timed out")
+
+    monkeypatch.setattr(on_ray.ray, "init", init)
+    with pytest.raises(UserError, match="cannot start the Ray cluster: the node timed out"):
+        on_ray.run_on_ray(
+            [], Machine(), tmp_path, on_ray.CellResources(), address=None,
+            progress=NoProgress(), say=lambda text: None,
+        )  # fmt: skip

@@ -1,16 +1,21 @@
 """The command line as a user meets it: answers, and one clear line for every mistake."""
 
+import inspect
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from conftest import write_images
 from solodg import cli
+from solodg.cli.commands import COMMANDS
 from solodg.cli.predict import image_paths
 from solodg.data import DATASETS, DomainDataset, rotated
 from solodg.errors import UserError
@@ -409,3 +414,22 @@ def test_limits_of_the_server_are_finite(solodg, trained, options: list[str]) ->
     code, _, err = solodg("serve", trained[0], *options)
     assert code == 2
     assert "finite" in err
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
+    for name, command in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+        first = inspect.cleandoc(command.help).split("\n\n")[0].replace("\n", " ")
+        assert (name, COMMANDS[name].summary) == (command.name, first)
+        assert command.epilog == COMMANDS[name].epilog
+
+
+def test_the_help_of_the_program_imports_no_command() -> None:
+    code = (
+        "import sys; from solodg.cli import main; sys.argv = ['solodg', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit(', '.join({'pydantic', 'numpy', 'solodg.cli.train'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Train on all domains" in done.stdout

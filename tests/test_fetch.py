@@ -223,6 +223,10 @@ def test_the_command_says_what_may_not_be_fetched(tmp_path: Path, solodg) -> Non
     code, _, err = solodg("datasets", "get", "toy")
     assert (code, "drawn when it is needed" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
+    for domain in DATASETS["pacs"].domains:
+        (tmp_path / "PACS" / domain).mkdir(parents=True)
+    code, _, err = solodg("datasets", "get", "pacs", "--data-dir", tmp_path)
+    assert (code, f"already at {tmp_path / 'PACS'}" in err) == (2, True)
 
 
 def test_every_recipe_is_of_a_dataset_and_its_files_have_addresses() -> None:

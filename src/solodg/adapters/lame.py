@@ -17,6 +17,10 @@ no step raises the objective. Affinities are of embeddings of length 1:
 rbf and 5 are the defaults of the authors' code. It stops after 100 steps, or once the objective
 changes by less than 1e-8 of itself; the authors look at the objective's upper bound. A single image
 has no neighbour and keeps its prediction.
+
+With rbf every image of the batch pulls. Where embeddings of different classes are alike, the sum
+outweighs log q, and the whole batch gets one class; with the authors' code too. Batches of few
+classes, as of neighbouring frames, are what the method is for.
 """
 
 from typing import ClassVar, Literal

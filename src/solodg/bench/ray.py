@@ -4,14 +4,17 @@ Workers train and score; only this process writes records. The output folder mus
 path on every machine. If the machines share it, an interrupted training continues on any of them;
 otherwise a cell that moves to another machine starts again.
 
-A cell whose process is killed is tried again twice, then recorded as failed.
+A cell whose process is killed is tried again twice, then recorded as failed. Ray's own retries are
+off: after a shortage of memory they have no end, and they are reported on stdout.
 """
 
+import io
+import logging
 import math
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,29 +121,47 @@ def run_on_ray(
 
     `address` is that of a running cluster; None starts a local one with `workers` CPUs.
     """
-    try:
-        with progress.stage("Starting Ray"):
-            ray.init(
-                address=address or "local",
-                num_cpus=workers if address is None else None,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
+    with _warnings_said(say), redirect_stdout(io.StringIO()):
+        try:
+            with progress.stage("Starting Ray"):
+                ray.init(
+                    address=address or "local",
+                    num_cpus=workers if address is None else None,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
+        except Exception as error:  # Ray raises a bare one if a busy machine starts it too slowly
+            what = "reach" if address else "start"
+            raise UserError(f"cannot {what} the Ray cluster: {error}") from error
+        try:
+            return _run(
+                # Workers run in another folder.
+                [replace(cell, config=absolute_config(cell.config)) for cell in cells],
+                absolute_machine(machine),
+                output.resolve(),
+                resources,
+                progress,
+                say,
             )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"cannot reach the Ray cluster: {error}") from error
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _warnings_said(say: Say) -> Iterator[None]:
+    """Passes warnings of Ray to `say`, which is silent where they would be in the way."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logger, handler = logging.getLogger("ray"), Handler(logging.WARNING)
+    logger.addHandler(handler)
     try:
-        return _run(
-            # Workers run in another folder.
-            [replace(cell, config=absolute_config(cell.config)) for cell in cells],
-            absolute_machine(machine),
-            output.resolve(),
-            resources,
-            progress,
-            say,
-        )
+        yield
     finally:
-        ray.shutdown()
+        logger.removeHandler(handler)
 
 
 def _nodes() -> list[Node]:
@@ -164,7 +185,7 @@ def _run(
         num_cpus=needed["CPU"],
         num_gpus=needed["GPU"],
         memory=needed["memory"] or None,
-        max_retries=RETRIES,
+        max_retries=0,  # see above
     )
     runs: dict[str, list[Cell]] = {}
     for cell in pending(cells, output):
@@ -172,8 +193,9 @@ def _run(
     record = Recorder(output, sum(len(group) for group in runs.values()), say)
     say(f"{record.total} cells, up to {at_once} at a time, each with {_words(needed)}.")
     bar = progress.bar("Running cells", record.total)
-    with ExitStack() as locks, bar as advance:
-        waiting: dict[Any, list[Cell]] = {}
+    # A bar shows on the terminal what is printed meanwhile; what Ray prints is hidden from it too.
+    with ExitStack() as locks, bar as advance, redirect_stdout(io.StringIO()):
+        waiting: dict[Any, _Attempt] = {}
         while runs or waiting:
             for key in list(runs):
                 if not hold_lock(lock_path(output, runs[key][0]), locks):
@@ -186,7 +208,7 @@ def _run(
                         advance(1)
                 # One worker gets all cells of a training: the first trains, the others score.
                 if left:
-                    waiting[task.remote(left, machine, output)] = left
+                    waiting[task.remote(left, machine, output)] = _Attempt(left, 1)
             if not waiting:
                 record.report_waiting(sum(len(group) for group in runs.values()))
                 time.sleep(WAIT)
@@ -194,22 +216,63 @@ def _run(
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=10.0)
             advance(0)
             for reference in ready:
-                group = waiting.pop(reference)
-                _collect(reference, group, record)
+                group, number = attempt = waiting.pop(reference)
+                outcomes = _outcomes(reference, attempt)
+                if outcomes is None:
+                    say(f"{attempt}: its process was killed. Tried again, {number} of {RETRIES}.")
+                    waiting[task.remote(group, machine, output)] = _Attempt(group, number + 1)
+                    continue
+                for cell, outcome in zip(group, outcomes, strict=True):
+                    if isinstance(outcome, Failure):
+                        record.failure(cell, outcome.reason, outcome.trace)
+                    else:
+                        record(cell, lambda outcome=outcome: outcome)  # type: ignore[misc]
                 advance(len(group))
     return record.tally()
 
 
-def _collect(reference: Any, group: list[Cell], record: Recorder) -> None:
+class _Attempt(NamedTuple):
+    """The cells of one training that a worker has; `number` counts the workers from 1."""
+
+    cells: list[Cell]
+    number: int
+
+    def __str__(self) -> str:
+        others = len(self.cells) - 1
+        return f"{self.cells[0]}" + (f" (and {others} cells of its training)" if others else "")
+
+
+def _outcomes(reference: Any, attempt: _Attempt) -> "list[list[Record] | Failure] | None":
+    """Returns records or a failure for each cell; None if the worker was killed and may be again.
+
+    Waits for the worker if it still runs.
+    """
     try:
-        outcomes = ray.get(reference)
-    except ray.exceptions.RayError as error:  # the worker is gone
-        outcomes = [Failure(f"{type(error).__name__}: {error}", "")] * len(group)
-    for cell, outcome in zip(group, outcomes, strict=True):
-        if isinstance(outcome, Failure):
-            record.failure(cell, outcome.reason, outcome.trace)
+        found: list[list[Record] | Failure] = ray.get(reference)
+        return found
+    except ray.exceptions.RayError as error:
+        killed = next((words for kind, words in _KILLED.items() if isinstance(error, kind)), None)
+        if killed is None:
+            reason = f"{type(error).__name__}: {error}"
+        elif attempt.number <= RETRIES:
+            return None
         else:
-            record(cell, lambda outcome=outcome: outcome)  # type: ignore[misc]
+            reason = f"its process was killed {attempt.number} times, the last time {killed}"
+        return [Failure(reason, "")] * len(attempt.cells)
+
+
+# What the end of a worker says to the user.
+_KILLED = {
+    ray.exceptions.OutOfMemoryError: (
+        "by Ray, since memory was short. --ray-memory-gb-per-cell lets fewer cells share a "
+        "machine; --memory-gb keeps fewer decoded images."
+    ),
+    ray.exceptions.NodeDiedError: "because its machine was lost.",
+    ray.exceptions.WorkerCrashedError: (
+        "by a signal or a crash. Linux kills processes when memory is short: "
+        "--ray-memory-gb-per-cell lets fewer cells share a machine."
+    ),
+}
 
 
 class Failure(NamedTuple):

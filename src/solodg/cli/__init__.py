@@ -1,63 +1,24 @@
-"""The command line. Commands import slow modules only when they run, so that --help is quick."""
+"""The command line. A command is imported when it is called, slow modules when it runs."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from solodg.cli.average import average
-from solodg.cli.bench import bench
-from solodg.cli.cache import cache
+from solodg.cli.commands import MARKUP, CommandGroup
 from solodg.cli.console import err, out
-from solodg.cli.datasets import datasets
-from solodg.cli.demo import demo
-from solodg.cli.evaluate import evaluate
-from solodg.cli.explain import explain
-from solodg.cli.export import export
-from solodg.cli.predict import predict
-from solodg.cli.push import push
-from solodg.cli.report import report
-from solodg.cli.serve import serve
-from solodg.cli.study import study
-from solodg.cli.train import train
-from solodg.cli.tune import tune
-from solodg.cli.write_errors import write_error
 from solodg.errors import UserError
 from solodg.runs.allocator import keep_freed_memory
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train image classifiers on several domains that adapt to every single test image.",
     epilog="Start with [bold]solodg demo[/bold]: real digits, three methods, a table, a page.",
 )
-app.command(
-    epilog="Examples: [bold]solodg train rotated-mnist --backbone small_cnn --steps 500[/bold]; "
-    "a final model: [bold]solodg train scans --pretrained --freeze-backbone --estimate[/bold]"
-)(train)
-app.command(epilog="Example: [bold]solodg evaluate runs/first[/bold]")(evaluate)
-app.command(epilog="Example: [bold]ls *.jpg | solodg predict RUN - --json[/bold]")(predict)
-app.command(
-    epilog="Example: [bold]solodg average runs/a runs/b runs/c --output runs/mean --greedy[/bold]"
-)(average)
-app.command(epilog="Example: [bold]solodg explain runs/first docs/disc.png[/bold]")(explain)
-app.command(epilog="Example: [bold]solodg report runs/first[/bold]")(report)
-app.command(epilog="Example: [bold]solodg export runs/first --onnx model.onnx[/bold]")(export)
-app.command(epilog="Example: [bold]solodg serve model.onnx --port 8080[/bold]")(serve)
-app.command(epilog="Example: [bold]solodg push runs/first me/first[/bold]")(push)
-app.command(epilog="Example: [bold]solodg bench configs/quick/ablation.yaml --dry-run[/bold]")(
-    bench
-)
-app.command(
-    epilog="Example: [bold]solodg tune toy --target sky --algorithm coral --backbone small_cnn "
-    "--steps 30 --runs 30[/bold]"
-)(tune)
-app.command(epilog="Example: [bold]solodg study runs/first[/bold]")(study)
-app.command()(datasets)
-app.command(epilog="Example: [bold]solodg cache --clear maps[/bold]")(cache)
-app.command()(demo)
 
 USER_MISTAKE = 2
 
@@ -92,6 +53,8 @@ def main() -> None:
         err.print(f"error: {error}", style="red")
         sys.exit(USER_MISTAKE)
     except OSError as error:
+        from solodg.cli.write_errors import write_error
+
         text = write_error(error, "".join(sys.argv[1:2]))
         if text is None:
             raise

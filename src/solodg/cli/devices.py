@@ -1,5 +1,8 @@
 """The model of a command, on the device and with the precision that its options name."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ def load_run(
     run: Path, accelerator: str | None, precision: str | None, progress: "Progress"
 ) -> "Predictor":
     """Loads the model of a run folder; without options it is on the CPU, at full precision."""
-    with progress.stage("Loading PyTorch"):
+    with progress.stage("Loading PyTorch"), _without_garbage_collection():
         from solodg.predict.torch import Predictor, check_precision
 
     if precision is not None:
@@ -25,8 +28,20 @@ def load_run(
         from solodg.runs.devices import single_device
 
         device = single_device(accelerator)
-    with progress.stage("Loading the model"):
+    with progress.stage("Loading the model"), _without_garbage_collection():  # imports timm
         return Predictor.load(run).to(device, precision)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Imports large packages faster: what they create stays, and is not searched for garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load_model(

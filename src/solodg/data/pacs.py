@@ -20,7 +20,10 @@ from solodg.storage import read_text
 
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _FOLDERS = ("PACS", "pacs", "PACS/kfold", "pacs/kfold")
-_HOW = "Get it from https://domaingeneralization.github.io (folders art_painting, cartoon, ...)."
+_HOW = (
+    "Get it from https://domaingeneralization.github.io: 9,991 images. The authors' split is used "
+    "if their lists (art_painting_train_kfold.txt, ...) lie in a folder PACS-splits beside it."
+)
 _LISTS = {"train": TRAIN, "crossval": VAL}
 
 

@@ -1,7 +1,8 @@
 """How published datasets are fetched: addresses, checksums, licences, and where files go.
 
-Addresses are those of the authors, of torchvision or of DomainBed. A dataset without a recipe has
-no address from which a program may fetch it; `get_dataset` then says where a person gets it.
+Addresses are those of the authors, of torchvision or of DomainBed. For a dataset without a recipe
+no address is known from which a program may surely fetch it: for PACS, for one, no licence was
+found. `get_dataset` then says where a person gets it.
 """
 
 import json
@@ -52,10 +53,13 @@ def get_dataset(
     """
     recipe = RECIPES.get(spec.name)
     if recipe is None:
-        folders = f" Folders of the domains: {', '.join(spec.domains)}; in them a folder a class."
+        reason = f"{spec.title} is not fetched: no address is known from which a program may."
+        if found := spec.find(data_dir):
+            raise UserError(f"{reason} It is already at {found}.")
         raise UserError(
-            f"{spec.title} has no address from which a program may fetch it. {spec.how_to_get}"
-            f"{folders} Put them below {data_dir / spec.name}."
+            f"{reason} {spec.how_to_get} Put the folders of the domains, "
+            f"{', '.join(spec.domains)}, each with a folder a class, into {data_dir / spec.name}. "
+            f"To see whether they are found: solodg datasets {spec.name} --data-dir {data_dir}"
         )
     if not recipe.free and not accept_licence:
         raise UserError(
