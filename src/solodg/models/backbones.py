@@ -20,6 +20,7 @@ from solodg.models.image_norm import (
     drawn_readings,
     freeze_statistics,
     image_norms,
+    let_norms_overwrite,
     normalise_by_image,
 )
 from solodg.models.networks import build_network
@@ -36,6 +37,7 @@ from solodg.models.stages import Network, Stages, modules_of_maps
 from solodg.models.views import VIEWS
 from solodg.models.weights import load_weights
 from solodg.readings import ImageNorm, Reading, readings_of
+from solodg.seeding import torch_generator
 from solodg.types import Features
 
 
@@ -248,6 +250,8 @@ class Backbone(Extractor):
                 f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
                 "Try a larger --image-size, e.g. 224."
             ) from error
+        shape = (len(self.readings), self.channels, self.image_size, self.image_size)
+        let_norms_overwrite(self.net, torch.rand(shape, generator=torch_generator(0, "probe")))
         return stages.embedding.shape[1], stages.style().shape[1]
 
     @torch.no_grad()
@@ -290,11 +294,6 @@ def build_backbone(
     mean = tuple(config.get("mean", (0.485, 0.456, 0.406))) if rgb else (0.5,) * channels
     std = tuple(config.get("std", (0.229, 0.224, 0.225))) if rgb else (0.5,) * channels
     return Backbone(
-        net,
-        channels=channels,
-        image_size=image_size,
-        mean=mean,
-        std=std,
-        readings=readings or (Reading(),),
-        pose=pose,
-    )
+        net, channels=channels, image_size=image_size, mean=mean, std=std,
+        readings=readings or (Reading(),), pose=pose,
+    )  # fmt: skip

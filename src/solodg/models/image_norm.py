@@ -51,6 +51,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
         self.source_pixels = tuple(source_pixels)  # of each reading
         self.drawn: Tensor | None = None  # (B,) reading of each row
         self.donor: Tensor | None = None  # (B,) row whose statistics replace those of each image
+        self.overwrites = False  # its input, where no gradients are kept
         self.drop = getattr(norm, "drop", nn.Identity())  # timm's BatchNormAct2d has both
         self.act = getattr(norm, "act", nn.Identity())
         self.train(norm.training)
@@ -60,7 +61,8 @@ class ImageBatchNorm(nn.BatchNorm2d):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, var = self._statistics(wide)  # (B, C), or (C,) for all images
         weight, bias = (self.weight, self.bias) if self.affine else (None, None)
-        normalised = normalise(wide, mean, var, self.eps, weight, bias)
+        out = wide if self.overwrites and not torch.is_grad_enabled() else None
+        normalised = normalise(wide, mean, var, self.eps, weight, bias, out)
         result: Tensor = self.act(self.drop(normalised.to(x.dtype)))
         return result
 
@@ -136,11 +138,18 @@ def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalise(
-    x: Tensor, mean: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Normalises maps (B, C, H, W) by the mean and variance (B, C) of each image.
 
     Each may be (C,) for all images, as `weight` and `bias`, the affine map after it; None: no map.
+    The result is written to `out`, if given, which may be x.
     """
     scale = torch.rsqrt(var + eps)  # (B, C)
     if weight is not None:
@@ -150,6 +159,8 @@ def normalise(
         each = scale.expand(len(x), -1), shift.expand(len(x), -1)
         scaled: Tensor = ScaledMap.apply(x, *each)  # type: ignore[no-untyped-call]
         return scaled
+    if out is not None and torch._C._get_tracing_state() is None:
+        return torch.addcmul(shift[..., None, None], x, scale[..., None, None], out=out)
     return ScaledMap.forward(x, scale, shift)
 
 
@@ -165,6 +176,30 @@ def normalise_by_image(net: nn.Module, source_pixels: Sequence[float]) -> None:
             "image norm works on BatchNorm, and this backbone has none (other norms use the "
             "image's own statistics already). Turn it off with --image-norm 0, or try resnet18."
         )
+
+
+@torch.no_grad()
+def let_norms_overwrite(net: nn.Module, x: Tensor) -> None:
+    """Lets every ImageBatchNorm write over its input, if nothing else of the network reads it.
+
+    That saves a new map for each. Norms that overwrite a map which is read again change what comes
+    out, so the features of some images x tell: any, but not blank, and one for each reading. Which
+    maps are read again does not depend on the image.
+    """
+    norms, given, training = image_norms(net), x.clone(), net.training
+    if not norms:
+        return
+    net.eval()
+    expected = net(x)
+    kept = [expected.embedding, *(each.clone() for each in expected.maps)]
+    for norm in norms:
+        norm.overwrites = True
+    found = net(x)
+    same = zip([found.embedding, *found.maps, x], [*kept, given], strict=True)
+    if not all(torch.equal(a, b) for a, b in same):
+        for norm in norms:
+            norm.overwrites = False
+    net.train(training)
 
 
 def replace_batch_norms(net: nn.Module, make: Callable[[nn.BatchNorm2d], nn.Module]) -> int:
