@@ -1,7 +1,10 @@
 """Gradients of statistics and of scaled maps in closed form, against autograd and differences."""
 
 import copy
+import io
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -35,6 +38,24 @@ def test_statistics_are_those_of_each_image(size: int, layout: torch.memory_form
         torch.testing.assert_close(found, expected[::-1])
     alone = MapStatistics.forward(x[1:2])
     torch.testing.assert_close(alone, (found[0][1:2], found[1][1:2]), rtol=1e-12, atol=1e-12)
+
+
+class Statistics(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return MapStatistics.forward(x)
+
+
+def test_exported_statistics_of_an_almost_white_image_are_exact() -> None:
+    x = torch.full((1, 2, 224, 224), 5.0)
+    x[:, 0, 100:103, 20:200] = 4.0
+    x[:, 1, 50:52, 50:150] = 5.5
+    file = io.BytesIO()
+    torch.onnx.export(Statistics(), (x,), file, dynamo=False)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    mean, var = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    wide_var, wide_mean = torch.var_mean(x.double(), dim=(2, 3), correction=0)
+    np.testing.assert_allclose(mean, wide_mean.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(var, wide_var.numpy(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("training", [True, False])

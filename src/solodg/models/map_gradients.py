@@ -26,6 +26,8 @@ class MapStatistics(Function):
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and variance."""
+        if torch._C._get_tracing_state() is not None:
+            return _centred(x)
         if _read_image_by_image(x):
             return _by_image(x)
         mean = x.mean((2, 3))
@@ -69,8 +71,7 @@ class ScaledMap(Function):
 
 def _read_image_by_image(x: Tensor) -> bool:
     """Returns whether the statistics of maps (B, C, H, W) are computed for one image at a time."""
-    large = x.device.type == "cpu" and len(x) > 0 and x[0].numel() >= _LARGE
-    return large and torch._C._get_tracing_state() is None
+    return x.device.type == "cpu" and len(x) > 0 and x[0].numel() >= _LARGE
 
 
 def _by_image(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,3 +82,14 @@ def _by_image(x: Tensor) -> tuple[Tensor, Tensor]:
     found = [torch.batch_norm_update_stats(image, None, None, 0.0) for image in x.split(1)]
     means, variances = zip(*found, strict=True)
     return torch.stack(means), torch.stack(variances)
+
+
+def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance of each image's channels, in a form for exported graphs.
+
+    ONNX Runtime adds numbers up one after the other, which spoils a sum over many almost equal
+    numbers, and a difference of two such sums more. So sums are over rows, then over
+    columns, and squares are of differences from the mean.
+    """
+    mean = x.mean(3).mean(2)  # (B, C)
+    return mean, (x - mean[:, :, None, None]).square().mean(3).mean(2)
