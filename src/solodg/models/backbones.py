@@ -250,7 +250,7 @@ class Backbone(Extractor):
                 f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
                 "Try a larger --image-size, e.g. 224."
             ) from error
-        shape = (len(self.readings), self.channels, self.image_size, self.image_size)
+        shape = (1, self.channels, self.image_size, self.image_size)
         let_norms_overwrite(self.net, torch.rand(shape, generator=torch_generator(0, "probe")))
         return stages.embedding.shape[1], stages.style().shape[1]
 

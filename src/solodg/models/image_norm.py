@@ -183,18 +183,19 @@ def let_norms_overwrite(net: nn.Module, x: Tensor) -> None:
     """Lets every ImageBatchNorm write over its input, if nothing else of the network reads it.
 
     That saves a new map for each. Norms that overwrite a map which is read again change what comes
-    out, so the features of some images x tell: any, but not blank, and one for each reading. Which
-    maps are read again does not depend on the image.
+    out, so the features of some images x tell: any, but not blank. Which maps are read again does
+    not depend on the image.
     """
     norms, given, training = image_norms(net), x.clone(), net.training
     if not norms:
         return
     net.eval()
-    expected = net(x)
-    kept = [expected.embedding, *(each.clone() for each in expected.maps)]
-    for norm in norms:
-        norm.overwrites = True
-    found = net(x)
+    with one_reading(0):
+        expected = net(x)
+        kept = [expected.embedding, *(each.clone() for each in expected.maps)]
+        for norm in norms:
+            norm.overwrites = True
+        found = net(x)
     same = zip([found.embedding, *found.maps, x], [*kept, given], strict=True)
     if not all(torch.equal(a, b) for a, b in same):
         for norm in norms:
