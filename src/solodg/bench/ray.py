@@ -39,6 +39,7 @@ except ImportError as error:
 
 RETRIES = 2  # of a cell whose process is killed
 _GB = 1024**3
+_NO_CLUSTER = "Start one with `ray start --head`, or leave --ray-address out to start one here."
 _ON_NO_GPU = ("cpu", "mps")  # accelerators that Ray does not place
 
 
@@ -132,8 +133,9 @@ def run_on_ray(
                     configure_logging=False,
                 )
         except Exception as error:  # Ray raises a bare one if a busy machine starts it too slowly
-            what = "reach" if address else "start"
-            raise UserError(f"cannot {what} the Ray cluster: {error}") from error
+            what, remedy = ("reach", _NO_CLUSTER) if address else ("start", "Try again.")
+            reason = str(error).rstrip(".")
+            raise UserError(f"cannot {what} the Ray cluster: {reason}. {remedy}") from error
         try:
             return _run(
                 # Workers run in another folder.
