@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from solodg.errors import UserError
 from solodg.models.map_gradients import MapStatistics, ScaledMap
 
-NO_SHARE = 1e30  # source pixels beside which an image's own count nothing
-# The one reading of all images, by its number, or by its source pixels.
-_only: ContextVar[int | Tensor | None] = ContextVar("only", default=None)
+# The number of the one reading of all images.
+_only: ContextVar[int | None] = ContextVar("only", default=None)
 
 
 class ImageBatchNorm(nn.BatchNorm2d):
@@ -70,7 +69,7 @@ class ImageBatchNorm(nn.BatchNorm2d):
         """Returns the mean and variance that normalise each image: (B, C), or (C,) for all."""
         pixels = x.shape[2] * x.shape[3]
         shares = self._shares(pixels)
-        if not self.training and not isinstance(shares, Tensor) and not any(shares):
+        if not self.training and not any(shares):
             assert self.running_mean is not None
             assert self.running_var is not None
             return self.running_mean, self.running_var  # plain BatchNorm
@@ -80,18 +79,14 @@ class ImageBatchNorm(nn.BatchNorm2d):
             own_mean, own_var = self._of_donor(own_mean), self._of_donor(own_var)
         return self._mixed(mean, own_mean, shares), self._mixed(var, own_var, shares)
 
-    def _shares(self, pixels: int) -> Tensor | list[float]:
-        """Returns the image's share in each reading of the batch; a scalar tensor if traced so."""
+    def _shares(self, pixels: int) -> list[float]:
+        """Returns the image's share in each reading of the batch."""
         only = _only.get()
-        if isinstance(only, Tensor):
-            return pixels / (pixels + only)
         chosen = self.source_pixels if only is None else self.source_pixels[only : only + 1]
         return [pixels / (pixels + k) if k else 0.0 for k in chosen]
 
-    def _mixed(self, source: Tensor, own: Tensor, shares: Tensor | list[float]) -> Tensor:
+    def _mixed(self, source: Tensor, own: Tensor, shares: list[float]) -> Tensor:
         """Mixes source (C,) and own statistics (B, C) to (B, C), by the share of each reading."""
-        if isinstance(shares, Tensor):
-            return source + shares * (own - source)
         if len(shares) == 1:
             return source.lerp(own, shares[0])
         each = torch.tensor(shares, dtype=own.dtype, device=own.device)
@@ -225,11 +220,10 @@ def image_norms(net: nn.Module) -> list[ImageBatchNorm]:
 
 
 @contextmanager
-def one_reading(which: int | Tensor) -> Iterator[None]:
-    """Inside, batches hold all images once, in one reading. It holds for the current thread.
+def one_reading(which: int) -> Iterator[None]:
+    """Inside, batches hold all images once, in the reading with this number.
 
-    It is given by its number, or by its source pixels as a scalar, so that one traced graph can
-    serve all readings; with `NO_SHARE` in place of 0.
+    It holds for the current thread.
     """
     token = _only.set(which)
     try:
