@@ -413,7 +413,21 @@ def test_the_cache_command_shows_and_deletes(solodg, tmp_path, weights, machine)
 
 
 @pytest.mark.parametrize("views", [0, 2])
-def test_the_duration_of_a_run_on_stored_maps_is_estimated(weights, machine, views) -> None:
+def test_the_duration_of_a_plan_counts_every_map_once_and_none_that_is_stored(
+    weights, machine, views
+) -> None:
     config = resolve(config_of(weights, stored_views=views, image_norm=(0.0, 40.0)))
-    assert _measured_seconds(config, machine) > 0
+    counted: set[Path] = set()
+    training, storing = _measured_seconds(config, machine, counted)
+    assert training > 0
+    assert storing > 0
     assert not list(machine.cache_dir.rglob("*.npy"))
+    again, storing = _measured_seconds(config, machine, counted)  # of the same plan
+    assert again > 0
+    assert storing == 0
+    evaluate_run(train_run(config, machine, machine.cache_dir / "run"), machine=machine)
+    assert {path for path in counted if path.exists()}  # what training and scoring stored
+    missing: set[Path] = set()
+    _measured_seconds(config, machine, missing)
+    assert missing == {path for path in counted if not path.exists()}
+    assert len(missing) == views  # copies of the target's images: nobody trains on them yet

@@ -119,7 +119,7 @@ def row_store(
     backbone: Backbone,
     device: torch.device,
     progress: Progress,
-    say: Say,
+    say: Say = lambda text: None,
     kind: Kind | None = None,
 ) -> FeatureStore | None:
     """Opens the store that takes the place of images: of maps, of features; None: of neither.

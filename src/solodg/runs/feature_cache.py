@@ -21,7 +21,7 @@ from solodg.data.transforms import to_unit
 from solodg.inference import inference_batch_size
 from solodg.models.backbones import Backbone
 from solodg.pixels import Window
-from solodg.progress import Advance, Progress
+from solodg.progress import Advance, NoProgress, Progress
 from solodg.readings import PLAIN, Reading
 from solodg.runs.row_files import Domain, Member, RowFiles, Rows, by_domain, take_pixels
 
@@ -117,8 +117,30 @@ class FeatureStore:
 
     def holds(self, parts: Sequence[LabelledImages]) -> bool:
         """Returns whether the features of all these images are stored."""
-        paths = [path for domain in by_domain(parts) for path in self._paths(domain).values()]
-        return all(self.files.is_intact(path) for path in paths)
+        return not self.missing(parts)
+
+    def missing(self, parts: Sequence[LabelledImages]) -> dict[Path, int]:
+        """Returns the files of these images that are not stored yet, each with its rows."""
+        return {
+            path: len(domain.members)
+            for domain in by_domain(parts)
+            for path in self._paths(domain).values()
+            if not self.files.is_intact(path)
+        }
+
+    def compute(self, part: LabelledImages) -> int:
+        """Computes the rows of these images in every way and stores none; returns their number.
+
+        It is for measuring how long that takes.
+        """
+        rows = 0
+        with NoProgress().bar("", len(part)) as advance:
+            for way in self.way_keys:
+                with self.backbone.reading_as([way.reading]):
+                    for domain in by_domain([part]):
+                        batches = self._batches(domain.members, way, advance)
+                        rows += sum(len(batch) for batch in batches)
+        return rows
 
     def replace_images(self, parts: Sequence[LabelledImages]) -> list[LabelledImages]:
         """Returns parts of a dataset with features in place of pixels.
