@@ -25,13 +25,13 @@ from benchmarks.serving import Load, press
 from benchmarks.timing import Timing, alternate, ratio, table
 from solodg.algorithms.early_exit import NEVER
 from solodg.algorithms.ridge import Ridge
+from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS
 from solodg.data.transforms import to_unit
 from solodg.figures.style import BLUE, INK, new_figure, save_figure
 from solodg.models.backbones import build_backbone
 from solodg.predict.export import export_onnx
 from solodg.predict.torch import Predictor
-from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.train import train_run
 from solodg.serving.schemas import image_prediction

@@ -14,9 +14,9 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_validate
 
 from benchmarks.timing import table
 from solodg import SoloClassifier
+from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS
 from solodg.progress import BarProgress
-from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.build import feature_store, make_backbone, with_features
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.defaults import resolve

@@ -15,8 +15,8 @@ import torch
 from benchmarks.plain import PlainSolo
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms.solo import Solo
+from solodg.allocator import keep_freed_memory
 from solodg.models.extractor import ReadyFeatures
-from solodg.runs.allocator import keep_freed_memory
 from solodg.types import Batch, Episode
 
 QUERIES, SAMPLES, CONTEXT, STYLE = 128, 10, 4, 1024

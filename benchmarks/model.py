@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from solodg.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
-from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.config import AUTO, RunConfig
 from solodg.runs.fit import Schedule, build_optimizer, update
 from solodg.runs.open_parts import NORM_FROM_RANDOM, NORM_FROM_WEIGHTS

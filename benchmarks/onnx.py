@@ -11,13 +11,13 @@ import torch
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS
+from solodg.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor
 from solodg.predict.export import to_onnx
 from solodg.predict.onnx import OnnxPredictor, open_session
 from solodg.predict.torch import Predictor
-from solodg.runs.allocator import keep_freed_memory
 from solodg.runs.model_info import ModelInfo
 from solodg.types import Batch
 

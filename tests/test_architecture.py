@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 # A module may import from the rows above its own and from no other: rows above it here, for another
 # package; rows above it in `MODULES`, for its own. Members of one row do not know each other.
 PACKAGES = """
-errors inference progress seeding torchvision_shim types
+allocator errors progress seeding torchvision_shim types
+inference
 pixels readings storage
 models data figures
 algorithms
@@ -40,7 +41,7 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor map_gradients pose stages views weights
+        extractor map_gradients pose same_padding stages views weights
         image_norm published_networks
         networks passes
         backbones
@@ -90,7 +91,7 @@ MODULES = {
         __init__
     """,
     "runs": """
-        __init__ allocator cache_folder option row_files
+        __init__ cache_folder option row_files
         machine
         averaged_runs config model_info origin predictions recorded_scores statistics
         stored_arguments

@@ -211,3 +211,9 @@ def test_timm_is_imported_only_for_a_backbone_that_needs_it() -> None:
         "sys.exit(early or 'timm' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("norm", [None, (0.0, 100.0)])
+def test_a_backbone_knows_its_largest_map_for_one_image_in_one_reading(norm) -> None:
+    backbone = build_backbone("small_cnn", image_size=28, image_norm=norm)
+    assert backbone._largest_map == 32 * 14 * 14  # the first convolution's

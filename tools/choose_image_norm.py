@@ -18,10 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from solodg.allocator import keep_freed_memory
 from solodg.data import Loading, dataset_spec
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import build_backbone
-from solodg.runs.allocator import keep_freed_memory
 
 BACKBONE, SIZE, IMAGES = "tf_efficientnet_lite0", 224, 80
 CHOICES = ((0,), (3000,), (1000,), (300,), (0, 300), (3000, 300), (0, 3000, 300))

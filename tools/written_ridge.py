@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from choose_image_norm import read
 from solodg.algorithms.ridge import square_rooted
+from solodg.allocator import keep_freed_memory
 from solodg.data.transforms import to_unit
 from solodg.models.backbones import build_backbone
 from solodg.readings import Reading
-from solodg.runs.allocator import keep_freed_memory
 
 BACKBONE, SIZE, IMAGES, COMPONENTS, SHRINKAGE = "tf_efficientnet_lite0", 224, 70, 256, 1.0
 READINGS = (0.0, 100.0, 1000.0, "line:300")

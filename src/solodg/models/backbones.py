@@ -1,20 +1,21 @@
 """Backbones: images in [0, 1] -> Features(embedding, style).
 
 The embedding is the pooled last feature map; it is classified. The style is the concatenated
-channel means of every stage (the paper's multi-level features); it describes the domain of an
-image. A backbone normalises its images itself, so that a saved model holds its preprocessing.
+channel means of every stage (the paper's multi-level features); it describes an image's domain. A
+backbone normalises its images itself, so that a saved model holds its preprocessing.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
-from solodg.inference import inference_batch_size
+from solodg.inference import images_at_once
 from solodg.models.extractor import Extractor, ReadRows, is_recording, recorded, rows_of
 from solodg.models.image_norm import (
     drawn_readings,
@@ -31,6 +32,7 @@ from solodg.models.passes import (
     in_reading,
     mean_features,
     mean_reading,
+    probed,
 )
 from solodg.models.pose import PoseNetwork, turned_upright
 from solodg.models.stages import Network, Stages, modules_of_maps
@@ -68,13 +70,12 @@ class Backbone(Extractor):
         self.upright = 1.0
         self.readings = readings
         self.channels, self.image_size = channels, image_size
-        self._rows_at_once = inference_batch_size(channels * image_size**2)
+        self._shape = (1, channels, image_size, image_size)
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("std", torch.tensor(std)[:, None, None])
         self.mean: Tensor
         self.std: Tensor
-        self.frozen = False
-        self.frozen_norm = False
+        self.frozen = self.frozen_norm = False
         # Convolutions are a third faster with channels last, on CPUs and GPUs.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.embedding_dim, self.style_dim = self._probe()
@@ -119,8 +120,8 @@ class Backbone(Extractor):
     def _one_reading(self, x: Tensor, place: int, rows: Tensor | None) -> Tensor:
         """Returns the embedding of upright images in the reading at a place; records the first."""
         styled, x = is_recording() and not place, rows_of(x, rows)
-        pieces = x.split(self._rows_at_once) if divisible(self.net) else (x,)
-        prepared = (self.normalised(VIEWS[self.readings[place].view](piece)) for piece in pieces)
+        view = VIEWS[self.readings[place].view]
+        prepared = (self.normalised(view(piece)) for piece in self._pieces(x))
         embedding, *style = in_reading(self.net, prepared, place, styled=styled)
         return recorded(Features(embedding, style[0])).embedding if styled else embedding
 
@@ -130,12 +131,21 @@ class Backbone(Extractor):
         All readings of a few images are one batch. A larger one is divided (models/passes.py).
         """
         count = len(self.readings)
-        if count == 1 or count * len(x) <= self._rows_at_once or not divisible(self.net):
+        if count * len(x) <= self._rows_at_once(x) or not divisible(self.net):
             found = features(self.net, self.prepared(x, None), styled=styled)
             return [rows.reshape(count, -1, rows.shape[1]) for rows in found]
-        pieces = self.turned_upright(x).split(self._rows_at_once)
+        pieces = map(self._views, self._pieces(self.turned_upright(x)))
         views = [reading.view for reading in self.readings]
-        return every_reading(self.net, map(self._views, pieces), views, styled=styled)
+        return every_reading(self.net, pieces, views, styled=styled)
+
+    def _pieces(self, x: Tensor) -> Sequence[Tensor]:
+        """Returns images in pieces that go through the network at once, at inference."""
+        return x.split(self._rows_at_once(x)) if divisible(self.net) else (x,)
+
+    def _rows_at_once(self, x: Tensor) -> int:
+        """Returns how many images go through the network at once."""
+        rows = images_at_once(self.channels * self.image_size**2, self._largest_map)
+        return rows if x.is_cpu else len(x)
 
     @contextmanager
     def _random_readings(self, x: Tensor) -> Iterator[Tensor | None]:
@@ -149,8 +159,7 @@ class Backbone(Extractor):
 
     def prepared(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Returns upright, normalised images: each once as drawn, or all once per reading."""
-        x, names = self.turned_upright(x), [reading.view for reading in self.readings]
-        views = self._views(x)
+        names, views = [r.view for r in self.readings], self._views(self.turned_upright(x))
         if len(views) > 1 and drawn is not None:
             each = torch.stack([views[name] for name in names])  # (readings, B, C, H, W)
             return each[drawn, torch.arange(len(x), device=x.device)]
@@ -214,17 +223,15 @@ class Backbone(Extractor):
     def freeze(self) -> None:
         """Turns off gradients and keeps the backbone in evaluation mode, even in training."""
         self.frozen = True
-        self.requires_grad_(False)
-        self.eval()
+        self.requires_grad_(False).eval()
 
     def train_last(self, stages: int) -> None:
         """Turns off the gradients of all parameters but those of the last `stages` stages."""
         groups = self.net.stages()
         if stages > len(groups):
             raise UserError(f"--train-stages {stages}: this backbone has {len(groups)} stages.")
-        for group in groups[: len(groups) - stages]:
-            for parameter in group:
-                parameter.requires_grad_(False)
+        for parameter in chain(*groups[: len(groups) - stages]):
+            parameter.requires_grad_(False)
 
     def freeze_norm(self) -> None:
         """Keeps the statistics of every BatchNorm: small batches of several domains spoil them."""
@@ -242,25 +249,19 @@ class Backbone(Extractor):
 
     def _probe(self) -> tuple[int, int]:
         """Returns embedding and style dimensions, found on a blank image."""
-        try:
-            stages = self.blank()
-        except (RuntimeError, AssertionError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"this backbone cannot take images of {self.image_size} pixels ({reason}). "
-                "Try a larger --image-size, e.g. 224."
-            ) from error
-        shape = (1, self.channels, self.image_size, self.image_size)
-        let_norms_overwrite(self.net, torch.rand(shape, generator=torch_generator(0, "probe")))
+        stages, largest = probed(self.net, self.blank, self.image_size)
+        self._largest_map = largest // len(self.readings)
+        let_norms_overwrite(
+            self.net, torch.rand(self._shape, generator=torch_generator(0, "probe"))
+        )
         return stages.embedding.shape[1], stages.style().shape[1]
 
     @torch.no_grad()
     def blank(self) -> Stages:
         """Returns the stages of a blank image, computed in evaluation mode."""
-        training = self.training
+        x, training = torch.zeros(self._shape, device=self.mean.device), self.training
         self.eval()
-        shape = (1, self.channels, self.image_size, self.image_size)
-        stages: Stages = self.net(self.prepared(torch.zeros(shape, device=self.mean.device), None))
+        stages: Stages = self.net(self.prepared(x, None))
         self.train(training)
         return stages
 

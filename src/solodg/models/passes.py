@@ -1,14 +1,16 @@
 """Passes through a network: its features of images, in pieces and in one reading after another.
 
-A large batch is slow, since its maps leave the processor's cache. So at inference a batch that is
-read several times goes through the network piece by piece.
+A large batch is slow, since its maps leave the processor's cache. So at inference it goes through
+the network piece by piece.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from solodg.errors import UserError
 from solodg.models.image_norm import one_reading
 from solodg.models.stages import Network, Stages
 from solodg.types import Features
@@ -65,6 +67,31 @@ def divisible(net: nn.Module) -> bool:
         norm.training or norm._forward_pre_hooks or getattr(norm, "donor", None) is not None
         for norm in norms
     )
+
+
+def probed(net: Network, run: Callable[[], Stages], image_size: int) -> tuple[Stages, int]:
+    """Runs the network; returns its stages and how many numbers its largest map has.
+
+    Raises `UserError` if the network cannot take images of this size.
+    """
+    sizes = [0]
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.numel())
+
+    hooks = [module.register_forward_hook(note) for module in net.modules()]
+    try:
+        return run(), max(sizes)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"this backbone cannot take images of {image_size} pixels ({reason}). "
+            "Try a larger --image-size, e.g. 224."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _joined(pieces: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:

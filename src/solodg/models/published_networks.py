@@ -19,6 +19,8 @@ import timm  # noqa: E402  (needs the call above)
 import torchvision  # noqa: E402
 from timm.models import adapt_input_conv, group_parameters  # noqa: E402
 
+from solodg.models.same_padding import pad_without_copies  # noqa: E402
+
 
 def timm_has_batch_norm(name: str) -> bool:
     """Returns whether a timm model has BatchNorm2d layers; True for a name that does not exist."""
@@ -165,6 +167,7 @@ def timm_stages(name: str, channels: int, image_size: int, pretrained: bool) -> 
             f"cannot fetch the published weights of {name!r} ({reason}). "
             "Give a file with --weights FILE, or train from random weights without --pretrained."
         ) from error
+    pad_without_copies(model)
     if hasattr(model, "forward_intermediates"):
         return TimmStages(model)
     if getattr(model, "feature_info", None) and hasattr(model, "forward_head"):

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import uvicorn
 
+from solodg.allocator import return_freed_memory
 from solodg.errors import UserError
 from solodg.predict.base import ImagePredictor
 from solodg.progress import NoProgress, Progress, Say
-from solodg.runs.allocator import return_freed_memory
 from solodg.serving.app import build_app
 from solodg.serving.loopback_guard import is_loopback
 from solodg.serving.service import Draw

@@ -9,7 +9,9 @@ server that has decoded large images in several threads would hold their memory 
 import ctypes
 import sys
 
+KEPT_BLOCK = 2**25  # bytes: the largest block that glibc keeps by default
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of glibc's mallopt(3)
+_kept = False
 
 
 def keep_freed_memory() -> None:
@@ -24,6 +26,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        global _kept
+        _kept = True
+
+
+def freed_memory_is_kept() -> bool:
+    """Returns whether `keep_freed_memory` was called in this process."""
+    return _kept
 
 
 def return_freed_memory() -> None:
