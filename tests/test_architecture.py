@@ -118,7 +118,7 @@ MODULES = {
         estimate
     """,
     "predict": """
-        __init__ base external_data
+        __init__ base convolution_pads external_data
         csv_rows graph_parts image_norm_graph onnx torch
         early_exit_graph
         export exported_site web_page

@@ -19,16 +19,18 @@ class SamePaddedConv2d(Conv2dSame):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the convolution of maps (B, C, H, W)."""
-        tracing = torch._C._get_tracing_state() is not None  # ONNX pads sides differently itself
+        sides = zip(
+            map(int, x.shape[2:]), self.kernel_size, self.stride, self.dilation, strict=True
+        )
+        height, width = (get_same_padding(*side) for side in sides)  # of both sides
+        tracing = torch._C._get_tracing_state() is not None  # ONNX pads each side by itself
         if tracing or x.device.type != "cpu" or self.dilation != (1, 1):
-            padded: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-            return padded
-        sides = zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
-        height, width = (get_same_padding(*side, dilation=1) for side in sides)  # of both sides
-        # One pixel more at the end is one zero in front of the kernel.
-        weight = F.pad(self.weight, (width % 2, 0, height % 2, 0))
-        padding = ((height + 1) // 2, (width + 1) // 2)
-        return F.conv2d(x, weight, self.bias, self.stride, padding, 1, self.groups)
+            around = (width // 2, width - width // 2, height // 2, height - height // 2)
+            padded, padding, weight = F.pad(x, around), (0, 0), self.weight
+        else:  # one pixel more at the end is one zero in front of the kernel
+            weight = F.pad(self.weight, (width % 2, 0, height % 2, 0))
+            padded, padding = x, ((height + 1) // 2, (width + 1) // 2)
+        return F.conv2d(padded, weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 def pad_without_copies(net: nn.Module) -> None:

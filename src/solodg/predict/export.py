@@ -22,6 +22,7 @@ from solodg.algorithms.ridge import Ridge
 from solodg.data.transforms import to_unit
 from solodg.errors import UserError, missing_extra
 from solodg.pixels import Pixels
+from solodg.predict.convolution_pads import pad_in_convolutions
 from solodg.predict.early_exit_graph import early_exit_model
 from solodg.predict.onnx import INPUT, METADATA, OUTPUTS, check_suffix, open_session
 from solodg.predict.torch import Predictor
@@ -123,11 +124,14 @@ def _exported(graph: _Graph, example: Tensor, backbone: str) -> "ModelProto":
         warnings.simplefilter("ignore")  # deprecation, and shapes taken for constants
         try:
             if isinstance(algorithm, Ridge) and algorithm.exits_early:
-                return early_exit_model(algorithm, graph.novelty, example)
-            return _traced(graph, example)
+                model = early_exit_model(algorithm, graph.novelty, example)
+            else:
+                model = _traced(graph, example)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that ONNX lacks
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"backbone {backbone!r} cannot be exported: {reason}") from error
+    pad_in_convolutions(model)
+    return model
 
 
 def _traced(graph: _Graph, example: Tensor) -> "ModelProto":
