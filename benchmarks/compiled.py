@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.model import build, noise_episode, predictor, updater
 from benchmarks.timing import alternate, milliseconds, ratio, table
-from solodg.allocator import keep_freed_memory
+from solodg.models.allocator import keep_freed_memory
 
 HEADER = ["", "compiled", "plain", "plain / compiled", "seconds to compile"]
 

@@ -25,10 +25,10 @@ from benchmarks.serving import Load, press
 from benchmarks.timing import Timing, alternate, ratio, table
 from solodg.algorithms.early_exit import NEVER
 from solodg.algorithms.ridge import Ridge
-from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS
 from solodg.data.transforms import to_unit
 from solodg.figures.style import BLUE, INK, new_figure, save_figure
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.predict.export import export_onnx
 from solodg.predict.torch import Predictor

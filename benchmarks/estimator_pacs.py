@@ -14,8 +14,8 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_validate
 
 from benchmarks.timing import table
 from solodg import SoloClassifier
-from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS
+from solodg.models.allocator import keep_freed_memory
 from solodg.progress import BarProgress
 from solodg.runs.build import feature_store, make_backbone, with_features
 from solodg.runs.config import Machine, RunConfig

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.timing import table
-from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS
+from solodg.models.allocator import keep_freed_memory
 from solodg.progress import Advance
 from solodg.runs.config import Machine, RunConfig
 from solodg.runs.evaluate import evaluate_run

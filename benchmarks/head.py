@@ -15,7 +15,7 @@ import torch
 from benchmarks.plain import PlainSolo
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms.solo import Solo
-from solodg.allocator import keep_freed_memory
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.extractor import ReadyFeatures
 from solodg.types import Batch, Episode
 

@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.timing import table
 from solodg.algorithms import ALGORITHMS, Algorithm
-from solodg.allocator import keep_freed_memory
 from solodg.data import DATASETS, LabelledImages, Loading
 from solodg.data.episodes import EpisodeLoader, EpisodeSampler
 from solodg.data.images import ImageFiles
 from solodg.data.transforms import AUGMENTATIONS, Augmentation
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.runs.config import RunConfig
 from solodg.runs.fit import Schedule, build_optimizer, update

@@ -18,7 +18,7 @@ from benchmarks.model import NETWORK, build, noise_episode, predictor, updater
 from benchmarks.timing import Timing, alternate, milliseconds, ratio, table
 from solodg.adapters import ADAPTERS
 from solodg.algorithms import ALGORITHMS
-from solodg.allocator import keep_freed_memory
+from solodg.models.allocator import keep_freed_memory
 
 CLASSES, DOMAINS, BATCH, STEPS = 7, 3, 32, 300
 HEADER = ["method", "step", "/ ERM", f"steps in the time of {STEPS} of ERM",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from solodg.allocator import keep_freed_memory
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.runs.config import AUTO, RunConfig
 from solodg.runs.fit import Schedule, build_optimizer, update

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.timing import alternate, milliseconds, ratio, table
 from solodg.algorithms import ALGORITHMS
-from solodg.allocator import keep_freed_memory
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.pixels import Pixels
 from solodg.predict.base import ImagePredictor

@@ -13,8 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "solodg"
 # A module may import from the rows above its own and from no other: rows above it here, for another
 # package; rows above it in `MODULES`, for its own. Members of one row do not know each other.
 PACKAGES = """
-allocator errors progress seeding torchvision_shim types
-inference
+errors inference progress seeding torchvision_shim types
 pixels readings storage
 models data figures
 algorithms
@@ -41,7 +40,7 @@ MODULES = {
         __init__
     """,
     "models": """
-        extractor map_gradients pose same_padding stages views weights
+        allocator extractor map_gradients pose same_padding stages views weights
         image_norm published_networks
         networks passes
         backbones

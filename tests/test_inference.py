@@ -2,7 +2,8 @@
 
 import pytest
 
-from solodg.inference import images_at_once, inference_batch_size
+from solodg.inference import inference_batch_size
+from solodg.models.allocator import images_at_once
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,9 @@ def test_smaller_inputs_make_larger_batches(numbers: int, size: int) -> None:
 
 def test_where_freed_memory_is_not_kept_maps_stay_in_blocks_that_are_kept(monkeypatch) -> None:
     numbers, largest = 3 * 224 * 224, 96 * 112 * 112
-    monkeypatch.setattr("solodg.inference.freed_memory_is_kept", lambda: True)
+    monkeypatch.setattr("solodg.models.allocator.freed_memory_is_kept", lambda: True)
     assert images_at_once(numbers, largest) == 16
-    monkeypatch.setattr("solodg.inference.freed_memory_is_kept", lambda: False)
+    monkeypatch.setattr("solodg.models.allocator.freed_memory_is_kept", lambda: False)
     assert images_at_once(numbers, largest) == 6
     assert images_at_once(numbers, 100 * largest) == 1
     assert images_at_once(numbers, 1) == 16

@@ -33,9 +33,10 @@ def test_it_computes_what_a_padded_copy_gives(size, stride, kernel, groups) -> N
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_dilated_convolutions_are_left_to_timm() -> None:
+@pytest.mark.parametrize("options", [{"dilation": 2, "groups": 3}, {"groups": 1}])
+def test_other_convolutions_are_left_as_they_are(options) -> None:
     torch.manual_seed(0)
-    plain = Conv2dSame(3, 3, 3, 2, dilation=2)
+    plain = Conv2dSame(3, 3, 3, 2, **options)
     ours = copy.deepcopy(plain)
     pad_without_copies(ours)
     x = torch.randn(2, 3, 12, 12)

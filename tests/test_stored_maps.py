@@ -30,6 +30,7 @@ from solodg.runs.evaluate import evaluate_run
 from solodg.runs.map_cache import MapStore
 from solodg.runs.metrics import predict
 from solodg.runs.opened_data import input_batches
+from solodg.runs.row_files import RowFiles
 from solodg.runs.scored_data import open_scored
 from solodg.runs.train import train_run
 from solodg.storage import read_json
@@ -418,16 +419,16 @@ def test_the_duration_of_a_plan_counts_every_map_once_and_none_that_is_stored(
 ) -> None:
     config = resolve(config_of(weights, stored_views=views, image_norm=(0.0, 40.0)))
     counted: set[Path] = set()
-    training, storing = _measured_seconds(config, machine, counted)
+    training, storing = _measured_seconds(config, machine, counted, RowFiles())
     assert training > 0
     assert storing > 0
     assert not list(machine.cache_dir.rglob("*.npy"))
-    again, storing = _measured_seconds(config, machine, counted)  # of the same plan
+    again, storing = _measured_seconds(config, machine, counted, RowFiles())  # of the same plan
     assert again > 0
     assert storing == 0
     evaluate_run(train_run(config, machine, machine.cache_dir / "run"), machine=machine)
     assert {path for path in counted if path.exists()}  # what training and scoring stored
     missing: set[Path] = set()
-    _measured_seconds(config, machine, missing)
+    _measured_seconds(config, machine, missing, RowFiles())
     assert missing == {path for path in counted if not path.exists()}
     assert len(missing) == views  # copies of the target's images: nobody trains on them yet

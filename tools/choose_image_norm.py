@@ -18,9 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from solodg.allocator import keep_freed_memory
 from solodg.data import Loading, dataset_spec
 from solodg.data.transforms import to_unit
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 
 BACKBONE, SIZE, IMAGES = "tf_efficientnet_lite0", 224, 80

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from choose_image_norm import read
 from solodg.algorithms.ridge import square_rooted
-from solodg.allocator import keep_freed_memory
 from solodg.data.transforms import to_unit
+from solodg.models.allocator import keep_freed_memory
 from solodg.models.backbones import build_backbone
 from solodg.readings import Reading
 

@@ -3,8 +3,6 @@
 Without torch, so that an exported model follows it too.
 """
 
-from solodg.allocator import KEPT_BLOCK, freed_memory_is_kept
-
 MAX_IMAGE_SIZE = 4096  # pixels a side; the activations of one such image take gigabytes
 MAX_READINGS = 16  # of image norm: how often a backbone reads each image
 _NUMBERS = 16 * 3 * 224 * 224  # measured: "Measured batch sizes" in docs/performance.md
@@ -19,16 +17,3 @@ def inference_batch_size(numbers: int) -> int:
     the other images of its batch, so the size changes results by rounding at most.
     """
     return max(_FEWEST, min(_MOST, _NUMBERS // max(numbers, 1)))
-
-
-def images_at_once(numbers: int, largest_map: int) -> int:
-    """Returns how many images of so many numbers each go through a network at once, on a CPU.
-
-    That is a batch of `inference_batch_size`. Where freed memory is returned to the system, as in a
-    program that uses the library, it is no more than keeps the largest map, of so many numbers for
-    one image, in a block that the allocator keeps: larger blocks are zeroed again for every layer.
-    """
-    batch = inference_batch_size(numbers)
-    if freed_memory_is_kept():
-        return batch
-    return max(1, min(batch, KEPT_BLOCK // (4 * max(largest_map, 1))))

@@ -37,6 +37,7 @@ from solodg.runs.fit import fit, start
 from solodg.runs.folder import portable
 from solodg.runs.open_parts import candidates
 from solodg.runs.opened_data import load_dataset, open_source, source_domains
+from solodg.runs.row_files import RowFiles
 from solodg.runs.stored_arguments import complete_config
 from solodg.seeding import unchanged_generators
 from solodg.types import Batch, Episode
@@ -57,7 +58,7 @@ def estimate_training_seconds(
     """
     seconds = _recorded_seconds(results)
     storing: dict[str, float] = {}  # by run key
-    counted: set[Path] = set()  # files of features and maps
+    counted, files = set[Path](), RowFiles()  # of features and maps
     open_kinds: dict[str, Cell] = {}  # the first run of each kind
     for cell in cells:
         if cell.key not in results.done:
@@ -68,7 +69,7 @@ def estimate_training_seconds(
             for kind, cell in missing.items():
                 # No data here, for example: the plan is shown all the same.
                 with suppress(UserError), unchanged_generators():
-                    seconds[kind], store = _measured_seconds(cell.config, machine, counted)
+                    seconds[kind], store = _measured_seconds(cell.config, machine, counted, files)
                     storing[cell.run_key] = store
                 advance(1)
     return {
@@ -96,7 +97,7 @@ def _recorded_seconds(results: Results) -> dict[str, float]:
 
 
 def _measured_seconds(
-    config: ResolvedConfig, machine: Machine, counted: set[Path]
+    config: ResolvedConfig, machine: Machine, counted: set[Path], files: RowFiles
 ) -> tuple[float, float]:
     """Returns the seconds of training, and those of computing features or maps for this plan.
 
@@ -115,6 +116,7 @@ def _measured_seconds(
     if config.reads_stored:
         store = row_store(config, machine, backbone, fabric.device, NoProgress(), kind=source.kind)
         assert store is not None
+        store.files = files  # each file's checksum is verified once
         storing = _storing_seconds(store, dataset, source, config, counted)
     algorithm = make_algorithm(config, backbone, source)
     loader = EpisodeLoader(source.train, make_sampler(config, source), workers=machine.workers)

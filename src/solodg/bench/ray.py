@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solodg.allocator import keep_freed_memory
 from solodg.bench.cell import Cell
 from solodg.bench.runner import WAIT, Recorder, Tally, lock_path, pending, run_cell
 from solodg.errors import UserError
+from solodg.models.allocator import keep_freed_memory
 from solodg.progress import Progress, Say
 from solodg.runs.config import Machine
 from solodg.runs.folder import absolute_config, absolute_machine

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from solodg.allocator import keep_freed_memory
 from solodg.cli.commands import MARKUP, CommandGroup
 from solodg.cli.console import err, out
 from solodg.errors import UserError
+from solodg.models.allocator import keep_freed_memory
 
 app = typer.Typer(
     cls=CommandGroup,

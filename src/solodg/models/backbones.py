@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from solodg.errors import UserError
-from solodg.inference import images_at_once
+from solodg.models.allocator import images_at_once
 from solodg.models.extractor import Extractor, ReadRows, is_recording, recorded, rows_of
 from solodg.models.image_norm import (
     drawn_readings,
@@ -144,8 +144,8 @@ class Backbone(Extractor):
 
     def _rows_at_once(self, x: Tensor) -> int:
         """Returns how many images go through the network at once."""
-        rows = images_at_once(self.channels * self.image_size**2, self._largest_map)
-        return rows if x.is_cpu else len(x)
+        largest = self._largest_map if x.is_cpu else 0
+        return images_at_once(self.channels * self.image_size**2, largest)
 
     @contextmanager
     def _random_readings(self, x: Tensor) -> Iterator[Tensor | None]:

@@ -15,7 +15,10 @@ from torch.nn import functional as F
 
 
 class SamePaddedConv2d(Conv2dSame):
-    """A convolution with SAME padding; on CPUs it does not copy its input."""
+    """A convolution with SAME padding; on CPUs a depthwise one does not copy its input.
+
+    In others the larger kernel would cost more than the copy.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the convolution of maps (B, C, H, W)."""
@@ -24,7 +27,7 @@ class SamePaddedConv2d(Conv2dSame):
         )
         height, width = (get_same_padding(*side) for side in sides)  # of both sides
         tracing = torch._C._get_tracing_state() is not None  # ONNX pads each side by itself
-        if tracing or x.device.type != "cpu" or self.dilation != (1, 1):
+        if tracing or not x.is_cpu or self.groups < self.in_channels or self.dilation != (1, 1):
             around = (width // 2, width - width // 2, height // 2, height - height // 2)
             padded, padding, weight = F.pad(x, around), (0, 0), self.weight
         else:  # one pixel more at the end is one zero in front of the kernel
@@ -34,7 +37,7 @@ class SamePaddedConv2d(Conv2dSame):
 
 
 def pad_without_copies(net: nn.Module) -> None:
-    """Makes every convolution of timm with SAME padding a `SamePaddedConv2d`, with its weights."""
+    """Makes every `Conv2dSame` of a timm model a `SamePaddedConv2d`, with its weights."""
     for module in net.modules():
         if type(module) is Conv2dSame:
             module.__class__ = SamePaddedConv2d

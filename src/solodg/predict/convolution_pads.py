@@ -14,6 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
+_DEEPEST = 20  # nodes between the counts of a Pad and the constants that they are computed from
+
 
 def pad_in_convolutions(model: "ModelProto") -> int:
     """Moves padding by zeros into the convolution that reads it; returns how many were moved."""
@@ -33,16 +35,17 @@ def _graphs(graph: "GraphProto") -> Iterator["GraphProto"]:
 
 def _pad_in_convolutions(graph: "GraphProto", model: "ModelProto") -> int:
     values = _Values(graph, model)
-    readers = Counter(name for node in graph.node for name in node.input)
+    readers = Counter(output.name for output in graph.output)
+    for each in _graphs(graph):  # a branch may read what the graph around it computes
+        readers.update(name for node in each.node for name in node.input)
     moved = 0
     for node in [node for node in graph.node if node.op_type == "Conv"]:
         pad = values.makers.get(node.input[0])
         if pad is None or pad.op_type != "Pad" or readers[node.input[0]] > 1:
             continue
         around = _zeros_around(pad, values)
-        if around is None:
+        if around is None or not _add_padding(node, around):
             continue
-        _add_padding(node, around)
         node.input[0] = pad.input[0]
         graph.node.remove(pad)
         moved += 1
@@ -61,17 +64,22 @@ class _Values:
             each.name: numpy_helper.to_array(each) for each in graph.initializer
         }
 
-    def of(self, name: str) -> Any:
-        """Returns an array; None if it depends on an input."""
+    def of(self, name: str, depth: int = 0) -> Any:
+        """Returns an array; None if it depends on an input, or on more than a few nodes."""
+        if name not in self.known:
+            self.known[name] = self._computed(name, depth) if depth < _DEEPEST else None
+        return self.known[name]
+
+    def _computed(self, name: str, depth: int) -> Any:
         from onnx.reference import ReferenceEvaluator
 
         from onnx import TensorProto, helper
 
-        if name in self.known:
-            return self.known[name]
         maker = self.makers.get(name)
-        given = {} if maker is None else {each: self.of(each) for each in maker.input if each}
-        if maker is None or any(array is None for array in given.values()):
+        if maker is None:
+            return None
+        given = {each: self.of(each, depth + 1) for each in maker.input if each}
+        if any(array is None for array in given.values()):
             return None
         inputs = [
             helper.make_tensor_value_info(each, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -80,8 +88,8 @@ class _Values:
         output = helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)
         part = helper.make_graph([maker], "part", inputs, [output])
         alone = helper.make_model(part, opset_imports=self.opsets)
-        (self.known[name],) = ReferenceEvaluator(alone).run([name], given)
-        return self.known[name]
+        (found,) = ReferenceEvaluator(alone).run([name], given)
+        return found
 
 
 def _zeros_around(pad: "NodeProto", values: _Values) -> list[int] | None:
@@ -96,11 +104,17 @@ def _zeros_around(pad: "NodeProto", values: _Values) -> list[int] | None:
     return [int(count) for count in each[[2, 3, 6, 7]]]
 
 
-def _add_padding(convolution: "NodeProto", around: list[int]) -> None:
+def _add_padding(convolution: "NodeProto", around: list[int]) -> bool:
+    """Adds padding to that of a convolution; returns False if that one depends on the size."""
     from onnx import helper
 
     attributes = {attribute.name: attribute for attribute in convolution.attribute}
+    automatic = attributes.get("auto_pad")
+    if automatic is not None and automatic.s not in (b"NOTSET", b"VALID"):
+        return False
     if "pads" in attributes:
         around = [a + b for a, b in zip(around, attributes["pads"].ints, strict=True)]
-        convolution.attribute.remove(attributes["pads"])
+    for name in attributes.keys() & {"auto_pad", "pads"}:
+        convolution.attribute.remove(attributes[name])
     convolution.attribute.append(helper.make_attribute("pads", around))
+    return True

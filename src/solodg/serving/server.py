@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import uvicorn
 
-from solodg.allocator import return_freed_memory
 from solodg.errors import UserError
+from solodg.models.allocator import return_freed_memory
 from solodg.predict.base import ImagePredictor
 from solodg.progress import NoProgress, Progress, Say
 from solodg.serving.app import build_app
