@@ -43,6 +43,7 @@ def test_other_convolutions_are_left_as_they_are(options) -> None:
     assert torch.equal(ours(x), plain(x))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_whole_network_returns_and_exports_the_same(tmp_path) -> None:
     torch.manual_seed(0)
     plain = timm.create_model("tf_efficientnet_lite0", num_classes=3).eval()
